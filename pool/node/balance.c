@@ -1,0 +1,187 @@
+/* Balance: which class of a tenant has how many chunks.
+ *
+ * A class that is full and evicts takes a chunk from another one when its ghosts (what one more
+ * chunk would have kept) were asked for clearly more often, byte for byte, than what the other
+ * one keeps; and a class without any chunk takes one in any case, once the others had time to use
+ * theirs. So spaces that alternate on a small tier settle instead of thrashing. Counts decay. */
+#include "pool/node/state.h"
+
+#define DECAY_NS     (10ull * 1000 * 1000 * 1000)
+#define MOVE_REST_NS (2ull * 1000 * 1000 * 1000)
+#define CLEARLY      2 /* times as many hits a byte */
+#define MIN_EVIDENCE 16
+
+static uint64_t ghost_of(const uint8_t *key)
+{
+    uint64_t v;
+
+    memcpy(&v, key, sizeof(v));
+    return v;
+}
+
+void fb_balance_evicted(struct fb_class *class, const uint8_t *key)
+{
+    uint64_t ghost = ghost_of(key);
+
+    class->ghosts[ghost & class->ghost_mask] = ghost;
+}
+
+void fb_balance_missed(struct fb_class *class, const uint8_t *keys, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t ghost = ghost_of(keys + (size_t)i * FB_KEY_BYTES);
+        uint64_t *place = &class->ghosts[ghost & class->ghost_mask];
+
+        if (*place == ghost) {
+            *place = 0;
+            class->ghost_hits++;
+        }
+    }
+}
+
+static uint64_t class_bytes(struct fb_node *node, const struct fb_class *class)
+{
+    const struct fb_chunk *chunk = fb_host_next_in_class(node->host, class->tier.id, NULL);
+    uint64_t file_bytes = chunk ? chunk->file.file_bytes : 0;
+
+    return file_bytes * fb_host_class_chunks(node->host, class->tier.id);
+}
+
+/* Hits per MiB of a class, of those with a chunk to spare the least. */
+static struct fb_class *find_giver(struct fb_node *node, const struct fb_class *taker,
+                                   uint64_t *ret_rate)
+{
+    bool starving = fb_host_class_chunks(node->host, taker->tier.id) == 0;
+    struct fb_class *giver = NULL;
+
+    for (uint32_t i = 0; i < node->class_count; i++) {
+        struct fb_class *class = &node->classes[i];
+        uint32_t chunks = fb_host_class_chunks(node->host, class->tier.id);
+        uint64_t bytes, rate;
+
+        if (class == taker || class->tier.tenant != taker->tier.tenant || chunks == 0 ||
+            (chunks == 1 && !starving) || node->now_ns - class->moved_ns < MOVE_REST_NS) {
+            continue;
+        }
+        bytes = class_bytes(node, class);
+        rate = bytes ? (class->hits << 20) / bytes : 0;
+        if (!giver || rate < *ret_rate) {
+            giver = class;
+            *ret_rate = rate;
+        }
+    }
+    return giver;
+}
+
+/* The chunk that holds the class's coldest block; else any. */
+static struct fb_chunk *coldest_chunk(struct fb_node *node, const struct fb_class *class)
+{
+    uint32_t entry = fb_index_victim(node->index, class->order);
+    struct fb_chunk *chunk = NULL;
+
+    if (entry != FB_ENTRY_NONE) {
+        chunk = fb_host_chunk(node->host, fb_index_location(node->index, entry).chunk);
+    }
+    if (chunk && !chunk->retiring) {
+        return chunk;
+    }
+    chunk = NULL;
+    do {
+        chunk = fb_host_next_in_class(node->host, class->tier.id, chunk);
+    } while (chunk && chunk->retiring);
+    return chunk;
+}
+
+static void retire(struct fb_node *node, struct fb_chunk *chunk)
+{
+    uint32_t id = chunk->file.id;
+
+    fb_host_retire(node->host, chunk);
+    for (uint32_t slot = 0; slot < chunk->file.slot_count; slot++) {
+        uint32_t entry = chunk->entries[slot];
+
+        if (entry != FB_ENTRY_NONE && !(fb_index_flags(node->index, entry) & FB_ENTRY_WRITING)) {
+            fb_block_drop(node, entry);
+            /* The last drop of an unmapped chunk has destroyed it. */
+            if (!fb_host_chunk(node->host, id)) {
+                return;
+            }
+        }
+    }
+    fb_client_notify_unmap(node, chunk);
+    fb_balance_try_reap(node, chunk);
+}
+
+static bool is_retiring(struct fb_node *node, uint16_t tenant)
+{
+    for (uint32_t i = 0; i < node->class_count; i++) {
+        struct fb_chunk *chunk = NULL;
+
+        if (node->classes[i].tier.tenant != tenant) {
+            continue;
+        }
+        while ((chunk = fb_host_next_in_class(node->host, (uint16_t)i, chunk))) {
+            if (chunk->retiring) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+bool fb_balance_ask(struct fb_node *node, struct fb_class *class)
+{
+    uint64_t taker_bytes, taker_rate, giver_rate = 0;
+    bool starving = fb_host_class_chunks(node->host, class->tier.id) == 0;
+    struct fb_class *giver;
+    struct fb_chunk *chunk;
+
+    if (!starving && class->ghost_hits < MIN_EVIDENCE) {
+        return false;
+    }
+    if (is_retiring(node, class->tier.tenant)) {
+        return true;
+    }
+    giver = find_giver(node, class, &giver_rate);
+    if (!giver) {
+        return false;
+    }
+    taker_bytes = (class->ghost_mask + 1) * class->tier.slot_bytes;
+    taker_rate = (class->ghost_hits << 20) / taker_bytes;
+    if (!starving && taker_rate <= CLEARLY * giver_rate) {
+        return false;
+    }
+    chunk = coldest_chunk(node, giver);
+    if (!chunk) {
+        return false;
+    }
+    class->moved_ns = node->now_ns;
+    class->ghost_hits = 0;
+    fb_metrics_add(node->metrics, FB_METRIC_CHUNKS_MOVED, 1);
+    fb_event_push(node, FB_EVENT_CHUNK_MOVED, class->tier.tenant, NULL, NULL, 1);
+    fb_log(&node->log, FB_LOG_INFO, "chunk_moved",
+           FB_KV_STR("tenant", node->tenants[class->tier.tenant].name),
+           FB_KV_U64("from_slot_bytes", giver->tier.slot_bytes),
+           FB_KV_U64("to_slot_bytes", class->tier.slot_bytes));
+    retire(node, chunk);
+    return true;
+}
+
+void fb_balance_try_reap(struct fb_node *node, struct fb_chunk *chunk)
+{
+    if (chunk && fb_host_reap(node->host, chunk)) {
+        fb_op_wake_all(node);
+    }
+}
+
+void fb_balance_tick(struct fb_node *node)
+{
+    if (node->now_ns - node->decayed_ns < DECAY_NS) {
+        return;
+    }
+    node->decayed_ns = node->now_ns;
+    for (uint32_t i = 0; i < node->class_count; i++) {
+        node->classes[i].hits /= 2;
+        node->classes[i].ghost_hits /= 2;
+    }
+}

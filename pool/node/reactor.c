@@ -1,0 +1,229 @@
+/* Reactor: epoll, mailbox, time. */
+#include "pool/node/reactor.h"
+
+#include "proto/assert.h"
+
+#include <errno.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EVENTS  64
+#define SOON_NS (100ull * 1000 * 1000)
+
+struct drain_mail {
+    struct fb_mail mail;
+    struct fb_reactor *reactor;
+    _Atomic uint64_t within_ns;
+};
+
+struct fb_reactor {
+    int epoll_fd;
+    uint64_t spin_ns;
+    struct fb_mailbox *mailbox;
+    struct fb_source mail_source;
+    struct fb_workers *workers;
+    struct fb_node *node;
+    uint32_t jobs; /* submitted, their mail not run */
+    struct drain_mail drain;
+    _Atomic uint32_t drains; /* asked for */
+    void (*round)(void *context);
+    void *round_context;
+    struct fb_tier *(*wrap_tier)(void *context, struct fb_tier *tier);
+    void *wrap_context;
+};
+
+static uint64_t clock_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
+}
+
+/* --- what the node needs --- */
+
+static void submit(void *context, struct fb_job *job)
+{
+    struct fb_reactor *r = context;
+
+    fb_workers_submit(r->workers, job);
+}
+
+static enum fb_status watch(void *context, int fd, struct fb_source *source)
+{
+    struct fb_reactor *r = context;
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = source};
+
+    return epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? FB_OK : FB_EIO;
+}
+
+static struct fb_tier *wrap(void *context, struct fb_tier *tier)
+{
+    struct fb_reactor *r = context;
+
+    return r->wrap_tier ? r->wrap_tier(r->wrap_context, tier) : tier;
+}
+
+static void on_mail(struct fb_source *source)
+{
+    struct fb_reactor *r = source->owner;
+
+    fb_mailbox_run(r->mailbox);
+}
+
+static void on_drain(struct fb_mail *mail)
+{
+    struct drain_mail *d = (struct drain_mail *)mail;
+
+    fb_node_drain(d->reactor->node, atomic_load(&d->within_ns));
+}
+
+/* --- life --- */
+
+enum fb_status fb_reactor_create(const struct fb_reactor_options *options,
+                                 struct fb_reactor **ret_reactor, struct fb_error *error)
+{
+    struct fb_reactor *r = calloc(1, sizeof(*r));
+    struct fb_node_edges edges = {
+        .context = r, .submit = submit, .watch = watch, .wrap_tier = wrap};
+    enum fb_status status = FB_ENOMEM;
+
+    if (!r) {
+        return fb_error_set(error, FB_ENOMEM, "out of memory");
+    }
+    r->spin_ns = options->config->spin_ns;
+    r->wrap_tier = options->wrap_tier;
+    r->wrap_context = options->wrap_context;
+    r->mail_source = (struct fb_source){.ready = on_mail, .owner = r};
+    r->drain.reactor = r;
+    r->drain.mail.run = on_drain;
+    r->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+    if (r->epoll_fd < 0 || fb_mailbox_create(&r->mailbox) != FB_OK ||
+        fb_workers_create(r->mailbox, &r->workers) != FB_OK ||
+        watch(r, fb_mailbox_fd(r->mailbox), &r->mail_source) != FB_OK) {
+        fb_error_set(error, status, "cannot set up the reactor: %s", strerror(errno));
+        goto err_destroy;
+    }
+    status = fb_node_create(options->config, &edges, options->metrics, &options->log, clock_ns(),
+                            &r->node, error);
+    if (status != FB_OK) {
+        goto err_destroy;
+    }
+    status = fb_node_listen(r->node, error);
+    if (status != FB_OK) {
+        goto err_destroy;
+    }
+    *ret_reactor = r;
+    return FB_OK;
+
+err_destroy:
+    fb_reactor_destroy(r);
+    return status;
+}
+
+void fb_reactor_destroy(struct fb_reactor *reactor)
+{
+    if (!reactor) {
+        return;
+    }
+    fb_workers_destroy(reactor->workers);
+    if (reactor->mailbox && reactor->node) {
+        fb_mailbox_run(reactor->mailbox); /* results of jobs that were under way */
+    }
+    fb_node_destroy(reactor->node);
+    fb_mailbox_destroy(reactor->mailbox);
+    if (reactor->epoll_fd >= 0) {
+        close(reactor->epoll_fd);
+    }
+    free(reactor);
+}
+
+/* One round: returns how many sources were ready. */
+static int run_round(struct fb_reactor *r, int timeout_ms)
+{
+    struct epoll_event events[EVENTS];
+    int n = epoll_wait(r->epoll_fd, events, EVENTS, timeout_ms);
+
+    if (n > 0) {
+        fb_node_set_time(r->node, clock_ns());
+    }
+    for (int i = 0; i < n; i++) {
+        struct fb_source *source = events[i].data.ptr;
+
+        source->ready(source);
+    }
+    if (n > 0) {
+        fb_node_collect(r->node);
+        if (r->round) {
+            r->round(r->round_context);
+        }
+    }
+    return n;
+}
+
+void fb_reactor_run(struct fb_reactor *reactor)
+{
+    struct fb_reactor *r = reactor;
+    uint64_t busy_ns = clock_ns(), tick_ns = 0;
+
+    while (fb_node_state(r->node) != FB_NODE_DRAINED && atomic_load(&r->drains) < 2) {
+        uint64_t now = clock_ns();
+        int timeout_ms = -1;
+
+        if (now >= tick_ns) {
+            uint64_t next;
+
+            fb_node_set_time(r->node, now);
+            next = fb_node_tick(r->node);
+            fb_node_collect(r->node);
+            tick_ns = next == UINT64_MAX ? UINT64_MAX : now + next;
+            if (r->round) {
+                r->round(r->round_context);
+            }
+            continue;
+        }
+        if (now - busy_ns < r->spin_ns) {
+            timeout_ms = 0;
+        } else if (tick_ns != UINT64_MAX) {
+            timeout_ms = (int)((tick_ns - now) / 1000000) + 1;
+        }
+        if (run_round(r, timeout_ms) > 0) {
+            busy_ns = clock_ns();
+            /* Something may wait for time now. */
+            tick_ns = tick_ns < busy_ns + SOON_NS ? tick_ns : busy_ns + SOON_NS;
+        }
+    }
+}
+
+void fb_reactor_drain(struct fb_reactor *reactor, uint64_t within_ns)
+{
+    if (atomic_fetch_add(&reactor->drains, 1) == 0) {
+        atomic_store(&reactor->drain.within_ns, within_ns);
+        fb_mailbox_post(reactor->mailbox, &reactor->drain.mail);
+    }
+}
+
+enum fb_status fb_reactor_watch(struct fb_reactor *reactor, int fd, struct fb_source *source)
+{
+    return watch(reactor, fd, source);
+}
+
+struct fb_node *fb_reactor_node(struct fb_reactor *reactor)
+{
+    return reactor->node;
+}
+
+struct fb_mailbox *fb_reactor_mailbox(struct fb_reactor *reactor)
+{
+    return reactor->mailbox;
+}
+
+void fb_reactor_on_round(struct fb_reactor *reactor, void (*round)(void *context), void *context)
+{
+    reactor->round = round;
+    reactor->round_context = context;
+}
