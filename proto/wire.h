@@ -18,9 +18,9 @@
 #define FB_WIRE_MAX_KEYS   4096u /* over all spaces of a lookup */
 #define FB_WIRE_MAX_LEASES 1024u
 #define FB_WIRE_MAX_CLAIMS 1024u
-#define FB_WIRE_MAX_SUMS   8192u /* plane sums of a commit, all claims */
-#define FB_WIRE_MAX_CHUNKS 64u   /* descriptors in one message */
-#define FB_WIRE_MAX_HELD   8192u /* leases and claims of one client */
+#define FB_WIRE_MAX_SUMS   8192u            /* plane sums of a commit, all claims */
+#define FB_WIRE_MAX_CHUNKS 64u              /* descriptors in one message */
+#define FB_WIRE_MAX_HELD   FB_WIRE_MAX_KEYS /* leases and claims of one client */
 #define FB_CLIENT_ID_BYTES 16
 
 enum fb_msg {

@@ -124,7 +124,8 @@ enum fb_status fb_attach(struct fb_pool *pool, struct fb_pool_space *const *fami
                          const uint8_t *chain, uint32_t pages, const uint64_t *leases,
                          uint32_t lease_count, uint64_t timeout_ns, struct fb_hit **ret_hit);
 
-/* Give a hit back; NULL is allowed. Does not wait. Transfers from it must have ended. */
+/* Give a hit back; NULL is allowed. Waits no longer than a lookup. Transfers from it must
+ * have ended. */
 void fb_hit_release(struct fb_hit *hit);
 
 /* --- get --- */

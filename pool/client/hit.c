@@ -37,21 +37,25 @@ static void free_hit(struct fb_hit *hit)
     free(hit);
 }
 
-/* From now on the keeper renews its leases; false when too much is held. */
-static bool list_hit(struct fb_hit *hit)
+/* From now on the keeper renews its leases, and names its slots to the daemon's successors.
+ * returns FB_OK | FB_AGAIN (too much is held) | FB_ECONN (a successor has been told already) */
+static enum fb_status list_hit(struct fb_hit *hit, const struct fb_link *link)
 {
     struct fb_pool *pool = hit->pool;
-    bool ok;
+    enum fb_status status = FB_OK;
 
     pthread_mutex_lock(&pool->mutex);
-    ok = pool->held + FB_HIT_MAX_LEASES <= FB_MAX_HELD;
-    if (ok) {
+    if (!fb_link_is_current(pool, link)) {
+        status = FB_ECONN;
+    } else if (pool->held + FB_HIT_MAX_LEASES > FB_MAX_HELD) {
+        status = FB_AGAIN;
+    } else {
         pool->held += FB_HIT_MAX_LEASES;
         hit->incarnation = pool->info.incarnation;
         LIST_INSERT_HEAD(&pool->hits, hit, link);
     }
     pthread_mutex_unlock(&pool->mutex);
-    return ok;
+    return status;
 }
 
 static void unlist_hit(struct fb_hit *hit)
@@ -74,7 +78,7 @@ static void post_release(struct fb_pool *pool, const uint64_t *leases, uint32_t 
     }
     fb_link_begin(link, &w, FB_MSG_RELEASE, &request, sizeof(request));
     fb_wire_append(&w, leases, n * sizeof(*leases));
-    fb_link_give(pool, link, fb_link_post(link, &w));
+    fb_link_give(pool, link, fb_link_post(pool, link, &w));
 }
 
 void fb_hit_release(struct fb_hit *hit)
@@ -210,19 +214,17 @@ enum fb_status fb_lookup(struct fb_pool *pool, struct fb_pool_space *const *fami
     }
     hit = make_hit(pool, family, count, pages);
     status = hit ? lookup_parts(link, hit, chain, pages, options, deadline_ns) : FB_ENOMEM;
+    if (status == FB_OK) {
+        status = list_hit(hit, link);
+    }
     fb_link_give(pool, link, status);
-    if (status == FB_OK && !list_hit(hit)) {
+    if (status == FB_OK) {
+        *ret_hit = hit;
+    } else if (hit) {
         post_release(pool, hit->leases, hit->lease_count);
-        status = FB_AGAIN;
+        free_hit(hit);
     }
-    if (status != FB_OK) {
-        if (hit) {
-            free_hit(hit);
-        }
-        return status;
-    }
-    *ret_hit = hit;
-    return FB_OK;
+    return status;
 }
 
 /* Spread an attach reply over the hit: leases follow each other along the chain. */
@@ -289,10 +291,10 @@ enum fb_status fb_attach(struct fb_pool *pool, struct fb_pool_space *const *fami
     if (status == FB_OK) {
         status = take_attached(hit, link, leases, lease_count);
     }
-    fb_link_give(pool, link, status == FB_EPROTO ? FB_EPROTO : FB_OK);
-    if (status == FB_OK && !list_hit(hit)) {
-        status = FB_AGAIN;
+    if (status == FB_OK) {
+        status = list_hit(hit, link);
     }
+    fb_link_give(pool, link, status);
     if (status != FB_OK) {
         post_release(pool, leases, lease_count); /* those that were attached */
         free_hit(hit);
@@ -437,7 +439,7 @@ static void post_reject(struct fb_hit *hit, uint32_t space, uint32_t page)
     if (fb_link_take(hit->pool, fb_deadline(0, FB_LOOKUP_TIMEOUT_NS), &link) == FB_OK) {
         fb_link_begin(link, &w, FB_MSG_REJECT, &request, sizeof(request));
         fb_wire_append(&w, key_of(hit, space, page), FB_KEY_BYTES);
-        fb_link_give(hit->pool, link, fb_link_post(link, &w));
+        fb_link_give(hit->pool, link, fb_link_post(hit->pool, link, &w));
     }
 }
 

@@ -14,7 +14,8 @@
 #include <time.h>
 
 #define FB_MAX_IDLE_LINKS   8
-#define FB_MAX_HELD         FB_WIRE_MAX_HELD /* leases and claims: their renewal is one message */
+#define FB_MAX_UNANSWERED   16               /* posts; more could fill the socket with answers */
+#define FB_MAX_HELD         FB_WIRE_MAX_KEYS /* leases and claims: their renewal is one message */
 #define FB_MAX_PATH_CHARS   255
 #define FB_RETRY_FIRST_NS   (100ull * 1000 * 1000)
 #define FB_RETRY_LONGEST_NS (5000ull * 1000 * 1000)
@@ -26,6 +27,7 @@ struct fb_link {
     struct fb_hasher *hasher;
     uint64_t epoch;              /* of the pool, when it was made */
     uint64_t next_id;            /* of requests; answers with another id are old and skipped */
+    uint32_t unanswered;         /* posts since the last call */
     int fds[FB_CHANNEL_MAX_FDS]; /* of the last answer */
     uint32_t fd_count;
     struct fb_wire_message reply;
@@ -173,8 +175,16 @@ void fb_link_begin(struct fb_link *link, struct fb_wire_writer *w, enum fb_msg t
 enum fb_status fb_link_call(struct fb_pool *pool, struct fb_link *link, struct fb_wire_writer *w,
                             const int *fds, uint32_t fd_count, uint64_t deadline_ns);
 
-/* Send a request whose answer nobody waits for. */
-enum fb_status fb_link_post(struct fb_link *link, struct fb_wire_writer *w);
+/* Send a request whose answer nobody needs. Only every so many posts one waits for its answer, as a
+ * lookup would, so that answers do not pile up. */
+enum fb_status fb_link_post(struct fb_pool *pool, struct fb_link *link, struct fb_wire_writer *w);
+
+/* Whether the daemon that this connection is to is the one the keeper knows: what it said is void
+ * otherwise. The mutex is held. */
+static inline bool fb_link_is_current(const struct fb_pool *pool, const struct fb_link *link)
+{
+    return link->epoch == pool->epoch;
+}
 
 /* --- keeper.c: the library's own thread --- */
 

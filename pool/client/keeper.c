@@ -30,7 +30,7 @@ void fb_keeper_wake(struct fb_pool *pool)
 }
 
 /* Hold a lock on a file of our own, so that a daemon that starts knows of us. The directory is
- * the daemon's: while there is none there is nothing to hold. */
+ * the daemon's, which has said hello: it has looked for locks and will not delete this file. */
 static void hold_lock(struct fb_pool *pool)
 {
     char path[FB_MAX_PATH_CHARS + 64];
@@ -129,14 +129,12 @@ static enum fb_status announce_maps(struct keeper *k)
     struct fb_map *map;
 
     pthread_mutex_lock(&pool->mutex);
-    LIST_FOREACH(map, &pool->maps, link)
-    {
+    LIST_FOREACH(map, &pool->maps, link) {
         n++;
     }
     chunks = calloc(n + 1, sizeof(*chunks));
     n = 0;
-    LIST_FOREACH(map, &pool->maps, link)
-    {
+    LIST_FOREACH(map, &pool->maps, link) {
         if (chunks) {
             chunks[n++] = map->chunk;
         }
@@ -192,12 +190,15 @@ struct used_slots {
 
 static bool copy_hit(struct fb_hit *hit, struct used_slots *u)
 {
-    u->count = hit->count * hit->capacity;
-    u->locations = malloc((u->count + 1) * sizeof(*u->locations));
-    if (u->locations) {
-        memcpy(u->locations, hit->locations, u->count * sizeof(*u->locations));
-        u->hit = hit;
+    uint32_t cells = hit->count * hit->capacity;
+
+    u->locations = malloc((cells + 1) * sizeof(*u->locations));
+    for (uint32_t i = 0; u->locations && i < cells; i++) {
+        if (hit->locations[i].chunk != FB_WIRE_NOWHERE) {
+            u->locations[u->count++] = hit->locations[i];
+        }
     }
+    u->hit = hit;
     return u->locations != NULL;
 }
 
@@ -222,15 +223,13 @@ static bool next_used(struct keeper *k, struct used_slots *u)
 
     *u = (struct used_slots){0};
     pthread_mutex_lock(&k->pool->mutex);
-    LIST_FOREACH(hit, &k->pool->hits, link)
-    {
+    LIST_FOREACH(hit, &k->pool->hits, link) {
         if (hit->incarnation != k->incarnation) {
             found = copy_hit(hit, u);
             break;
         }
     }
-    LIST_FOREACH(put, &k->pool->puts, link)
-    {
+    LIST_FOREACH(put, &k->pool->puts, link) {
         if (!found && put->incarnation != k->incarnation && !put->resumed) {
             found = copy_put(put, u);
             break;
@@ -249,8 +248,7 @@ static void settle_used(struct keeper *k, const struct used_slots *u, const uint
     bool taken = false;
 
     pthread_mutex_lock(&k->pool->mutex);
-    LIST_FOREACH(hit, &k->pool->hits, link)
-    {
+    LIST_FOREACH(hit, &k->pool->hits, link) {
         if (hit == u->hit && hit->incarnation != k->incarnation) {
             memcpy(hit->leases, leases, count * sizeof(*leases));
             hit->lease_count = count;
@@ -258,8 +256,7 @@ static void settle_used(struct keeper *k, const struct used_slots *u, const uint
             taken = true;
         }
     }
-    LIST_FOREACH(put, &k->pool->puts, link)
-    {
+    LIST_FOREACH(put, &k->pool->puts, link) {
         if (put == u->put && !put->resumed) {
             put->resumed = true;
             put->held_lease = count ? leases[0] : 0;
@@ -273,7 +270,7 @@ static void settle_used(struct keeper *k, const struct used_slots *u, const uint
 
         fb_link_begin(k->control, &w, FB_MSG_RELEASE, &request, sizeof(request));
         fb_wire_append(&w, leases, count * sizeof(*leases));
-        fb_link_post(k->control, &w);
+        fb_link_post(k->pool, k->control, &w);
     }
 }
 
@@ -299,20 +296,17 @@ static void put_ids(struct fb_pool *pool, struct fb_wire_writer *w, struct fb_re
     struct fb_hit *hit;
     struct fb_put *put;
 
-    LIST_FOREACH(hit, &pool->hits, link)
-    {
+    LIST_FOREACH(hit, &pool->hits, link) {
         fb_wire_append(w, hit->leases, hit->lease_count * sizeof(uint64_t));
         r->lease_count += hit->lease_count;
     }
-    LIST_FOREACH(put, &pool->puts, link)
-    {
+    LIST_FOREACH(put, &pool->puts, link) {
         if (put->held_lease) {
             fb_wire_append(w, &put->held_lease, sizeof(put->held_lease));
             r->lease_count++;
         }
     }
-    LIST_FOREACH(put, &pool->puts, link)
-    {
+    LIST_FOREACH(put, &pool->puts, link) {
         for (uint32_t i = 0; i < put->pages && !put->resumed; i++) {
             if (put->page[i].claim) {
                 fb_wire_append(w, &put->page[i].claim, sizeof(uint64_t));
@@ -332,8 +326,7 @@ static void mark_lost(struct fb_pool *pool, const struct fb_link *link)
         if (fb_wire_u32(link->reply.first, i) == FB_OK) {
             continue;
         }
-        LIST_FOREACH(hit, &pool->hits, link)
-        {
+        LIST_FOREACH(hit, &pool->hits, link) {
             for (uint32_t j = 0; j < hit->lease_count; j++) {
                 if (hit->leases[j] == fb_wire_u64(ids, i)) {
                     atomic_store(&hit->lost, true);
@@ -366,8 +359,10 @@ static enum fb_status renew(struct keeper *k)
     pthread_mutex_lock(&pool->mutex);
     mark_lost(pool, k->control);
     pool->unmapped_count -= request.unmapped_count;
-    memmove(pool->unmapped, pool->unmapped + request.unmapped_count,
-            pool->unmapped_count * sizeof(uint32_t));
+    if (pool->unmapped_count > 0) {
+        memmove(pool->unmapped, pool->unmapped + request.unmapped_count,
+                pool->unmapped_count * sizeof(uint32_t));
+    }
     pthread_mutex_unlock(&pool->mutex);
     return FB_OK;
 }
@@ -434,11 +429,11 @@ static void connect_daemon(struct keeper *k)
     struct fb_hello_reply hello;
     enum fb_status status;
 
-    hold_lock(k->pool);
     status = fb_link_create(k->pool, true, fb_now_ns() + CONNECT_NS, &k->control, &error);
     if (status == FB_OK) {
         hello = k->control->reply.hello_reply;
         k->incarnation = hello.incarnation;
+        hold_lock(k->pool);
         status = open_spaces(k);
     }
     if (status == FB_OK) {

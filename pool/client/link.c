@@ -72,11 +72,51 @@ err_link:
     return status;
 }
 
+static bool is_broken(enum fb_status status)
+{
+    return status == FB_ETIMEDOUT || status == FB_ECONN || status == FB_EPROTO ||
+           status == FB_EVERSION;
+}
+
+/* The breaker: until the keeper has had an answer, nobody else waits for one. The mutex is held. */
+static void trip(struct fb_pool *pool, uint64_t epoch, enum fb_status status)
+{
+    if (pool->connected && epoch == pool->epoch) {
+        pool->connected = false;
+        pool->info.deadlines_missed += status == FB_ETIMEDOUT;
+        fb_keeper_wake(pool);
+    }
+}
+
+/* One more connection to the daemon that the keeper knows: what a pool holds, and its handles of
+ * spaces, are of that one. */
+static enum fb_status add_link(struct fb_pool *pool, uint64_t epoch, uint64_t incarnation,
+                               uint64_t deadline_ns, struct fb_link **ret_link)
+{
+    struct fb_link *link = NULL;
+    enum fb_status status = fb_link_create(pool, false, deadline_ns, &link, NULL);
+
+    if (status == FB_OK && link->reply.hello_reply.incarnation != incarnation) {
+        fb_link_destroy(link);
+        status = FB_ECONN;
+    }
+    if (status == FB_OK) {
+        link->epoch = epoch;
+        *ret_link = link;
+        return FB_OK;
+    }
+    if (is_broken(status)) {
+        pthread_mutex_lock(&pool->mutex);
+        trip(pool, epoch, status);
+        pthread_mutex_unlock(&pool->mutex);
+    }
+    return status == FB_EVERSION || status == FB_ELIMIT ? FB_ECONN : status;
+}
+
 enum fb_status fb_link_take(struct fb_pool *pool, uint64_t deadline_ns, struct fb_link **ret_link)
 {
+    uint64_t epoch, incarnation;
     struct fb_link *link;
-    enum fb_status status;
-    uint64_t epoch;
 
     if (getpid() != pool->pid) {
         return FB_ESTATE; /* after fork the connections are the parent's */
@@ -93,24 +133,13 @@ enum fb_status fb_link_take(struct fb_pool *pool, uint64_t deadline_ns, struct f
         pool->idle_count--;
     }
     epoch = pool->epoch;
+    incarnation = pool->info.incarnation;
     pthread_mutex_unlock(&pool->mutex);
     if (link) {
         *ret_link = link;
         return FB_OK;
     }
-    status = fb_link_create(pool, false, deadline_ns, &link, NULL);
-    if (status != FB_OK) {
-        return status == FB_EVERSION || status == FB_ELIMIT ? FB_ECONN : status;
-    }
-    link->epoch = epoch;
-    *ret_link = link;
-    return FB_OK;
-}
-
-static bool is_broken(enum fb_status status)
-{
-    return status == FB_ETIMEDOUT || status == FB_ECONN || status == FB_EPROTO ||
-           status == FB_EVERSION;
+    return add_link(pool, epoch, incarnation, deadline_ns, ret_link);
 }
 
 void fb_link_give(struct fb_pool *pool, struct fb_link *link, enum fb_status status)
@@ -118,13 +147,10 @@ void fb_link_give(struct fb_pool *pool, struct fb_link *link, enum fb_status sta
     bool keep = !is_broken(status);
 
     pthread_mutex_lock(&pool->mutex);
-    if (!keep && pool->connected && link->epoch == pool->epoch) {
-        /* The breaker: until the keeper has had an answer, nobody else waits for one. */
-        pool->connected = false;
-        pool->info.deadlines_missed += status == FB_ETIMEDOUT;
-        fb_keeper_wake(pool);
+    if (!keep) {
+        trip(pool, link->epoch, status);
     }
-    keep = keep && link->epoch == pool->epoch && pool->idle_count < FB_MAX_IDLE_LINKS;
+    keep = keep && fb_link_is_current(pool, link) && pool->idle_count < FB_MAX_IDLE_LINKS;
     if (keep) {
         SLIST_INSERT_HEAD(&pool->idle, link, idle);
         pool->idle_count++;
@@ -212,13 +238,17 @@ enum fb_status fb_link_call(struct fb_pool *pool, struct fb_link *link, struct f
         if (link->reply.header.type != sent.type) {
             return FB_EPROTO;
         }
+        link->unanswered = 0;
         return (enum fb_status)link->reply.header.status;
     }
     return status == FB_AGAIN || status == FB_ELIMIT ? FB_ECONN : status;
 }
 
-enum fb_status fb_link_post(struct fb_link *link, struct fb_wire_writer *w)
+enum fb_status fb_link_post(struct fb_pool *pool, struct fb_link *link, struct fb_wire_writer *w)
 {
+    if (++link->unanswered >= FB_MAX_UNANSWERED) {
+        return fb_link_call(pool, link, w, NULL, 0, fb_deadline(0, FB_LOOKUP_TIMEOUT_NS));
+    }
     return fb_channel_send(link->channel, link->tx, fb_wire_end(w), NULL, 0) == FB_OK ? FB_OK
                                                                                       : FB_ECONN;
 }

@@ -9,8 +9,7 @@ static struct fb_map *find_map(struct fb_pool *pool, uint32_t chunk)
 {
     struct fb_map *map;
 
-    LIST_FOREACH(map, &pool->maps, link)
-    {
+    LIST_FOREACH(map, &pool->maps, link) {
         if (map->chunk == chunk) {
             return map;
         }

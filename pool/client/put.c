@@ -43,6 +43,28 @@ static void free_put(struct fb_put *put)
     free(put);
 }
 
+/* Once a successor of the daemon has been told what this process writes, it is too late for what
+ * the old one had still given. */
+static enum fb_status take_rows(struct fb_link *link, struct fb_put *put, uint32_t first,
+                                uint32_t n)
+{
+    bool is_current;
+
+    pthread_mutex_lock(&put->pool->mutex);
+    is_current = fb_link_is_current(put->pool, link);
+    for (uint32_t i = 0; i < n && is_current; i++) {
+        struct fb_put_page *page = &put->page[first + i];
+        struct fb_reserve_row row;
+
+        memcpy(&row, link->reply.first + i * sizeof(row), sizeof(row));
+        page->status = fb_status_valid(row.status) ? (enum fb_status)row.status : FB_EPROTO;
+        page->where = row.where;
+        page->claim = row.status == FB_OK ? row.claim : 0;
+    }
+    pthread_mutex_unlock(&put->pool->mutex);
+    return is_current ? FB_OK : FB_ECONN;
+}
+
 /* Ask for pages [first, first + n). */
 static enum fb_status reserve_part(struct fb_link *link, struct fb_put *put, const uint8_t *parent,
                                    uint64_t position, uint32_t first, uint32_t n,
@@ -75,16 +97,7 @@ static enum fb_status reserve_part(struct fb_link *link, struct fb_put *put, con
     if (link->reply.list_reply.count != n) {
         return FB_EPROTO;
     }
-    for (uint32_t i = 0; i < n; i++) {
-        struct fb_reserve_row row;
-
-        memcpy(&row, link->reply.first + i * sizeof(row), sizeof(row));
-        put->page[first + i].status =
-            fb_status_valid(row.status) ? (enum fb_status)row.status : FB_EPROTO;
-        put->page[first + i].where = row.where;
-        put->page[first + i].claim = row.status == FB_OK ? row.claim : 0;
-    }
-    return FB_OK;
+    return take_rows(link, put, first, n);
 }
 
 static enum fb_status reserve_all(struct fb_link *link, struct fb_put *put, const uint8_t *parent,
@@ -122,15 +135,21 @@ static uint32_t count_claims(const struct fb_put *put)
     return n;
 }
 
-static void list_put(struct fb_put *put)
+/* From now on the keeper names its claims; false when too much is held. */
+static bool list_put(struct fb_put *put)
 {
     struct fb_pool *pool = put->pool;
+    bool ok;
 
     pthread_mutex_lock(&pool->mutex);
-    pool->held += put->pages;
-    put->incarnation = pool->info.incarnation;
-    LIST_INSERT_HEAD(&pool->puts, put, link);
+    ok = put->pages <= FB_MAX_HELD - pool->held;
+    if (ok) {
+        pool->held += put->pages;
+        put->incarnation = pool->info.incarnation;
+        LIST_INSERT_HEAD(&pool->puts, put, link);
+    }
     pthread_mutex_unlock(&pool->mutex);
+    return ok;
 }
 
 static void unlist_put(struct fb_put *put)
@@ -141,16 +160,6 @@ static void unlist_put(struct fb_put *put)
     pool->held -= put->pages;
     LIST_REMOVE(put, link);
     pthread_mutex_unlock(&pool->mutex);
-}
-
-static bool may_hold(struct fb_pool *pool, uint32_t pages)
-{
-    bool ok;
-
-    pthread_mutex_lock(&pool->mutex);
-    ok = pool->held + pages <= FB_MAX_HELD;
-    pthread_mutex_unlock(&pool->mutex);
-    return ok;
 }
 
 enum fb_status fb_put_begin(struct fb_pool *pool, struct fb_pool_space *space, const uint8_t *chain,
@@ -167,9 +176,6 @@ enum fb_status fb_put_begin(struct fb_pool *pool, struct fb_pool_space *space, c
     if (pages == 0 || (position > 0 && !parent && space->rule == FB_RULE_FULL)) {
         return FB_EINVAL;
     }
-    if (!may_hold(pool, pages)) {
-        return FB_AGAIN;
-    }
     put = make_put(pool, space, part, pages);
     if (!put) {
         return FB_ENOMEM;
@@ -183,7 +189,11 @@ enum fb_status fb_put_begin(struct fb_pool *pool, struct fb_pool_space *space, c
     if (parent) {
         fb_pool_keys(link->hasher, space->id, parent, 1, parent_key);
     }
-    list_put(put);
+    if (!list_put(put)) {
+        fb_link_give(pool, link, FB_OK);
+        free_put(put);
+        return FB_AGAIN;
+    }
     status = reserve_all(link, put, parent ? parent_key : NULL, position, deadline_ns);
     fb_link_give(pool, link, status);
     for (uint32_t i = 0; i < pages; i++) {
@@ -320,6 +330,7 @@ static enum fb_status commit_some(struct fb_link *link, struct fb_put *put, uint
     if (status == FB_OK && link->reply.list_reply.count != request.count) {
         status = FB_EPROTO;
     }
+    pthread_mutex_lock(&put->pool->mutex);
     for (uint32_t i = 0; i < request.count; i++) {
         struct fb_put_page *page = &put->page[pages[i]];
         uint32_t s = status == FB_OK ? fb_wire_u32(link->reply.first, i) : (uint32_t)status;
@@ -327,28 +338,41 @@ static enum fb_status commit_some(struct fb_link *link, struct fb_put *put, uint
         page->claim = 0;
         page->status = fb_status_valid(s) ? (enum fb_status)s : FB_EPROTO;
     }
+    pthread_mutex_unlock(&put->pool->mutex);
     return status;
+}
+
+/* Give up to a message's worth of claims up, from page *at on. */
+static uint32_t cancel_claims(struct fb_put *put, uint32_t *at, uint64_t claims[FB_WIRE_MAX_CLAIMS])
+{
+    uint32_t n = 0;
+
+    pthread_mutex_lock(&put->pool->mutex);
+    for (; *at < put->pages && n < FB_WIRE_MAX_CLAIMS; ++*at) {
+        struct fb_put_page *page = &put->page[*at];
+
+        if (page->claim) {
+            claims[n++] = page->claim;
+            page->claim = 0;
+            page->status = FB_ECANCELED;
+        }
+    }
+    pthread_mutex_unlock(&put->pool->mutex);
+    return n;
 }
 
 /* Nobody waits: what does not arrive runs out, and the keeper's list does not name it. */
 static void post_aborts(struct fb_link *link, struct fb_put *put)
 {
-    struct fb_list_request request = {0};
+    struct fb_list_request request;
     uint64_t claims[FB_WIRE_MAX_CLAIMS];
     struct fb_wire_writer w;
+    uint32_t at = 0;
 
-    for (uint32_t i = 0; i < put->pages; i++) {
-        if (put->page[i].claim) {
-            claims[request.count++] = put->page[i].claim;
-            put->page[i].claim = 0;
-            put->page[i].status = FB_ECANCELED;
-        }
-        if (request.count > 0 && (request.count == FB_WIRE_MAX_CLAIMS || i + 1 == put->pages)) {
-            fb_link_begin(link, &w, FB_MSG_ABORT, &request, sizeof(request));
-            fb_wire_append(&w, claims, request.count * sizeof(*claims));
-            fb_link_post(link, &w);
-            request.count = 0;
-        }
+    while ((request.count = cancel_claims(put, &at, claims)) > 0) {
+        fb_link_begin(link, &w, FB_MSG_ABORT, &request, sizeof(request));
+        fb_wire_append(&w, claims, request.count * sizeof(*claims));
+        fb_link_post(put->pool, link, &w);
     }
 }
 
@@ -360,7 +384,7 @@ static void post_held_lease(struct fb_link *link, const struct fb_put *put)
     if (put->held_lease) {
         fb_link_begin(link, &w, FB_MSG_RELEASE, &request, sizeof(request));
         fb_wire_append(&w, &put->held_lease, sizeof(put->held_lease));
-        fb_link_post(link, &w);
+        fb_link_post(put->pool, link, &w);
     }
 }
 

@@ -361,12 +361,13 @@ int fb_run_purge(struct fb_cli *cli, int argc, char **argv)
                                      "the last reader is done.",
                               .children = fb_cli_children};
     struct admin_input input = {.base = {cli}, .tenant = (char[]){""}};
-    Forebay__V1__PurgeRequest request = FOREBAY__V1__PURGE_REQUEST__INIT;
+    Forebay__V1__PurgeRequest request;
     Forebay__V1__Prefix prefix = FOREBAY__V1__PREFIX__INIT;
     ProtobufCMessage *message;
     const Forebay__V1__PurgeReply *reply;
 
     argp_parse(&argp, argc, argv, 0, NULL, &input);
+    forebay__v1__purge_request__init(&request);
     request.tenant = input.tenant;
     prefix.space_id = (ProtobufCBinaryData){SPACE_ID_BYTES, input.space};
     prefix.key = (ProtobufCBinaryData){KEY_BYTES, input.key};

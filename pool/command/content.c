@@ -13,10 +13,10 @@
 
 #define TABLE_VALUES   65536u
 #define MAX_DIM        256u
-#define OCTAVE         128     /* steps that double a value */
-#define OUTLIER_LOW    384     /* 8 times */
-#define OUTLIER_SPREAD 168     /* up to 20 times */
-#define SCRUB_BITS     0x7fc1u /* a NaN: no codec gives it back, no content has it */
+#define OCTAVE         128  /* steps that double a value */
+#define OUTLIER_LOW    384  /* 8 times */
+#define OUTLIER_SPREAD 168  /* up to 20 times */
+#define SCRUB_BYTE     0xff /* twice a NaN: no codec gives it back, no content has it */
 
 static const struct fb_shape shapes[] = {
     {"small", "Forebay small (made up)", 1, 1, 64},
@@ -35,7 +35,7 @@ struct fb_content {
 const struct fb_shape *fb_shape_find(const char *name)
 {
     for (size_t i = 0; i < SHAPES; i++) {
-        if (!strcmp(shapes[i].name, name)) {
+        if (strcmp(shapes[i].name, name) == 0) {
             return &shapes[i];
         }
     }
@@ -282,11 +282,7 @@ void fb_engine_scrub(struct fb_engine *e, uint32_t page)
 {
     for (uint32_t tensor = 0; tensor < e->content->shape->layers * 2; tensor++) {
         for (uint32_t b = 0; b < blocks_of_page(e); b++) {
-            uint16_t *elems = block_at(e, tensor, page, b);
-
-            for (size_t i = 0; i < block_elems(e); i++) {
-                elems[i] = SCRUB_BITS;
-            }
+            memset(block_at(e, tensor, page, b), SCRUB_BYTE, block_elems(e) * sizeof(uint16_t));
         }
     }
 }
@@ -323,7 +319,8 @@ bool fb_engine_same(const struct fb_engine *a, uint32_t page_a, const struct fb_
 
     for (uint32_t tensor = 0; tensor < a->content->shape->layers * 2; tensor++) {
         for (uint32_t i = 0; i < blocks_of_page(a); i++) {
-            if (memcmp(block_at(a, tensor, page_a, i), block_at(b, tensor, page_b, i), bytes)) {
+            if (memcmp(block_at(a, tensor, page_a, i), block_at(b, tensor, page_b, i), bytes) !=
+                0) {
                 return false;
             }
         }

@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SECOND_NS 1000000000ull
+#define SECOND_NS UINT64_C(1000000000)
 
 struct scale {
     double factor;
@@ -69,9 +69,16 @@ void fb_fields_print(const struct fb_field *fields, size_t count)
     }
 }
 
-static void print_cell(const char *text, size_t width, bool is_last)
+/* Words to the left, figures to the right. */
+static void print_cell(const char *text, enum fb_unit unit, size_t width, bool is_last)
 {
-    printf("%-*s%s", is_last ? 0 : (int)width, text, is_last ? "\n" : "  ");
+    int chars = (int)width;
+
+    printf("%*s%s",
+           unit > FB_UNIT_BOOL ? chars
+           : is_last           ? 0
+                               : -chars,
+           text, is_last ? "\n" : "  ");
 }
 
 static size_t column_width(const struct fb_field *fields, size_t rows, size_t columns, size_t c)
@@ -99,14 +106,14 @@ void fb_table_print(const struct fb_field *fields, size_t rows, size_t columns)
     }
     for (size_t c = 0; c < columns; c++) {
         widths[c] = column_width(fields, rows, columns, c);
-        print_cell(fields[c].label, widths[c], c + 1 == columns);
+        print_cell(fields[c].label, fields[c].unit, widths[c], c + 1 == columns);
     }
     for (size_t i = 0; i < rows * columns; i++) {
         size_t c = i % columns;
         char text[FB_TEXT_BYTES];
 
         fb_field_format(&fields[i], text);
-        print_cell(text, widths[c], c + 1 == columns);
+        print_cell(text, fields[i].unit, widths[c], c + 1 == columns);
     }
     free(widths);
 }

@@ -39,7 +39,7 @@ struct replay {
     struct fb_progress progress;
     uint64_t taken;          /* requests */
     uint64_t infinite_pages; /* of those */
-    uint64_t first_ms;       /* timestamp of the first */
+    uint64_t first_ms;       /* timestamp of the first request */
     enum fb_status status;   /* FB_OK while there is more, FB_MISS at the end, else an error */
     struct fb_error error;
 };
@@ -82,7 +82,9 @@ static enum fb_status take_locked(struct replay *r, struct fb_request *request)
         if (status != FB_OK) {
             return fb_error_set(&r->error, status, "out of memory");
         }
-        r->first_ms = r->taken ? r->first_ms : request->timestamp_ms;
+        if (r->taken == 0) { /* written once: workers read it without the mutex */
+            r->first_ms = request->timestamp_ms;
+        }
         r->infinite_pages += hit;
         r->taken++;
         show_progress(r);
@@ -265,24 +267,20 @@ static void *run_worker(void *arg)
 /* --- all of it --- */
 
 /* Run the workers to their end and merge what they counted. */
-static enum fb_status run_workers(struct replay *r, struct worker **workers,
+static enum fb_status run_workers(struct replay *r, struct worker **workers, uint32_t count,
                                   struct fb_replay_totals *totals)
 {
     uint32_t started = 0;
 
-    while (started < r->input->workers) {
-        struct worker *w = workers[started];
-
-        if (pthread_create(&w->thread, NULL, run_worker, w) != 0) {
-            pthread_mutex_lock(&r->mutex);
-            r->status = fb_error_set(&r->error, FB_ENOMEM,
-                                     "cannot start %u threads; use fewer "
-                                     "--workers",
-                                     r->input->workers);
-            pthread_mutex_unlock(&r->mutex);
-            break;
-        }
+    while (started < count &&
+           pthread_create(&workers[started]->thread, NULL, run_worker, workers[started]) == 0) {
         started++;
+    }
+    if (started < count) {
+        pthread_mutex_lock(&r->mutex);
+        r->status = fb_error_set(&r->error, FB_ENOMEM,
+                                 "cannot start %u threads; use fewer --workers", count);
+        pthread_mutex_unlock(&r->mutex);
     }
     for (uint32_t i = 0; i < started; i++) {
         pthread_join(workers[i]->thread, NULL);
@@ -304,15 +302,15 @@ static void destroy_workers(struct worker **workers, uint32_t count)
     free(workers);
 }
 
-static struct worker **create_workers(struct replay *r)
+static struct worker **create_workers(struct replay *r, uint32_t count)
 {
-    struct worker **workers = calloc(r->input->workers, sizeof(struct worker *));
+    struct worker **workers = calloc(count, sizeof(struct worker *));
 
-    for (uint32_t i = 0; workers && i < r->input->workers; i++) {
+    for (uint32_t i = 0; workers && i < count; i++) {
         workers[i] = calloc(1, sizeof(**workers));
         if (!workers[i] ||
             fb_seat_init(&workers[i]->seat, &r->session, FB_TRACE_MAX_PAGES) != FB_OK) {
-            destroy_workers(workers, r->input->workers);
+            destroy_workers(workers, count);
             return NULL;
         }
         workers[i]->replay = r;
@@ -368,14 +366,14 @@ static int run_replay(const struct replay_input *input, struct fb_replay_totals 
     if (open_replay(&r) != FB_OK) {
         goto out;
     }
-    workers = create_workers(&r);
+    workers = create_workers(&r, input->workers);
     if (!workers) {
         fb_fail("out of memory; use fewer --workers or a smaller --shape");
         goto out;
     }
     fb_progress_init(&r.progress, input->quiet);
     r.started_ns = fb_now_ns();
-    status = run_workers(&r, workers, totals);
+    status = run_workers(&r, workers, input->workers, totals);
     if (status != FB_OK) {
         fb_fail("%s", r.error.text);
         goto out;

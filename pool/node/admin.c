@@ -451,8 +451,7 @@ static void on_cancel(struct fb_mail *mail)
     struct cancel_mail *cancel = (struct cancel_mail *)mail;
     struct admin_call *call;
 
-    LIST_FOREACH(call, &cancel->admin->watchers, link)
-    {
+    LIST_FOREACH(call, &cancel->admin->watchers, link) {
         if (call->rpc_id == cancel->rpc_id) {
             LIST_REMOVE(call, link);
             fail(call, FB_ECANCELED, NULL);

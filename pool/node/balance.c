@@ -6,8 +6,8 @@
  * theirs. So spaces that alternate on a small tier settle instead of thrashing. Counts decay. */
 #include "pool/node/state.h"
 
-#define DECAY_NS     (10ull * 1000 * 1000 * 1000)
-#define MOVE_REST_NS (2ull * 1000 * 1000 * 1000)
+#define DECAY_NS     (2ull * 1000 * 1000 * 1000)
+#define MOVE_REST_NS (250ull * 1000 * 1000)
 #define CLEARLY      2 /* times as many hits a byte */
 #define MIN_EVIDENCE 16
 
@@ -112,46 +112,53 @@ static void retire(struct fb_node *node, struct fb_chunk *chunk)
     fb_balance_try_reap(node, chunk);
 }
 
-static bool is_retiring(struct fb_node *node, uint16_t tenant)
+/* A chunk of another class that has nothing in it. */
+static struct fb_chunk *find_unused(struct fb_node *node, const struct fb_class *taker)
 {
     for (uint32_t i = 0; i < node->class_count; i++) {
+        const struct fb_class *class = &node->classes[i];
         struct fb_chunk *chunk = NULL;
 
-        if (node->classes[i].tier.tenant != tenant) {
-            continue;
+        if (class != taker && class->tier.tenant == taker->tier.tenant) {
+            chunk = fb_host_unused_chunk(node->host, class->tier.id);
         }
-        while ((chunk = fb_host_next_in_class(node->host, (uint16_t)i, chunk))) {
-            if (chunk->retiring) {
-                return true;
-            }
+        if (chunk) {
+            return chunk;
         }
     }
-    return false;
+    return NULL;
+}
+
+/* The chunk to take, if it is worth it. */
+static struct fb_chunk *choose_chunk(struct fb_node *node, const struct fb_class *class)
+{
+    bool starving = fb_host_class_chunks(node->host, class->tier.id) == 0;
+    uint64_t taker_bytes = (class->ghost_mask + 1) * class->tier.slot_bytes;
+    uint64_t taker_rate = (class->ghost_hits << 20) / taker_bytes, giver_rate = 0;
+    struct fb_chunk *unused = find_unused(node, class);
+    struct fb_class *giver;
+
+    if (unused) {
+        return unused;
+    }
+    if (!starving && class->ghost_hits < MIN_EVIDENCE) {
+        return NULL;
+    }
+    giver = find_giver(node, class, &giver_rate);
+    if (!giver || (!starving && taker_rate <= CLEARLY * giver_rate)) {
+        return NULL;
+    }
+    return coldest_chunk(node, giver);
 }
 
 bool fb_balance_ask(struct fb_node *node, struct fb_class *class)
 {
-    uint64_t taker_bytes, taker_rate, giver_rate = 0;
-    bool starving = fb_host_class_chunks(node->host, class->tier.id) == 0;
-    struct fb_class *giver;
     struct fb_chunk *chunk;
 
-    if (!starving && class->ghost_hits < MIN_EVIDENCE) {
-        return false;
-    }
-    if (is_retiring(node, class->tier.tenant)) {
+    if (fb_host_tenant_retiring(node->host, class->tier.tenant) > 0) {
         return true;
     }
-    giver = find_giver(node, class, &giver_rate);
-    if (!giver) {
-        return false;
-    }
-    taker_bytes = (class->ghost_mask + 1) * class->tier.slot_bytes;
-    taker_rate = (class->ghost_hits << 20) / taker_bytes;
-    if (!starving && taker_rate <= CLEARLY * giver_rate) {
-        return false;
-    }
-    chunk = coldest_chunk(node, giver);
+    chunk = choose_chunk(node, class);
     if (!chunk) {
         return false;
     }
@@ -161,7 +168,7 @@ bool fb_balance_ask(struct fb_node *node, struct fb_class *class)
     fb_event_push(node, FB_EVENT_CHUNK_MOVED, class->tier.tenant, NULL, NULL, 1);
     fb_log(&node->log, FB_LOG_INFO, "chunk_moved",
            FB_KV_STR("tenant", node->tenants[class->tier.tenant].name),
-           FB_KV_U64("from_slot_bytes", giver->tier.slot_bytes),
+           FB_KV_U64("from_slot_bytes", chunk->file.slot_bytes),
            FB_KV_U64("to_slot_bytes", class->tier.slot_bytes));
     retire(node, chunk);
     return true;

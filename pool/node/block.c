@@ -100,11 +100,15 @@ enum fb_status fb_block_take_slot(struct fb_node *node, struct fb_class *class,
     if (status != FB_ELIMIT) {
         return status;
     }
-    if (fb_balance_ask(node, class) && fb_host_class_chunks(node->host, class->tier.id) == 0) {
-        return FB_AGAIN;
+    if (fb_balance_ask(node, class)) {
+        status = node->tier->ops->reserve(node->tier, &class->tier, ret_where);
+        if (status != FB_ELIMIT) {
+            return status;
+        }
+        status = FB_AGAIN; /* a chunk is on its way */
     }
     if (!evict_one(node, class)) {
-        return FB_ELIMIT;
+        return status;
     }
     return node->tier->ops->reserve(node->tier, &class->tier, ret_where);
 }

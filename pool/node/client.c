@@ -19,8 +19,7 @@ static struct fb_client *find_client(struct fb_node *node, const struct fb_tenan
 {
     struct fb_client *client;
 
-    TAILQ_FOREACH(client, &node->client_list, link)
-    {
+    TAILQ_FOREACH(client, &node->client_list, link) {
         if (client->tenant == tenant && memcmp(client->id, id, FB_CLIENT_ID_BYTES) == 0) {
             return client;
         }
@@ -153,8 +152,7 @@ static void close_sessions(struct fb_node *node, struct fb_client *client)
 {
     struct fb_session *session;
 
-    LIST_FOREACH(session, &node->sessions, link)
-    {
+    LIST_FOREACH(session, &node->sessions, link) {
         if (session->client == client) {
             session->client = NULL;
             fb_session_mark(node, session);
@@ -174,6 +172,7 @@ void fb_client_die(struct fb_node *node, struct fb_client *client)
         node->spaces[client->spaces[i]]->users--;
     }
     close(client->pidfd);
+    client->pidfd = -1; /* the reactor may hold an event of it: on_exit_ready then sees nothing */
     fb_metrics_add(node->metrics, FB_METRIC_CLIENTS_DIED, 1);
     fb_event_push(node, FB_EVENT_CLIENT_DIED, client->tenant->index, NULL, client->id, 1);
     TAILQ_REMOVE(&node->client_list, client, link);
@@ -238,8 +237,7 @@ void fb_client_notify_unmap(struct fb_node *node, struct fb_chunk *chunk)
 
     fb_wire_begin(&w, packet, FB_MSG_NOTIFY, 0, FB_OK, &notify, sizeof(notify));
     fb_wire_end(&w);
-    TAILQ_FOREACH(client, &node->client_list, link)
-    {
+    TAILQ_FOREACH(client, &node->client_list, link) {
         for (uint32_t i = 0; i < client->chunk_count; i++) {
             if (client->chunks[i] == chunk->file.id && client->control) {
                 fb_channel_send(client->control->channel, packet, w.bytes, NULL, 0);

@@ -57,8 +57,7 @@ void fb_expiry_tick(struct fb_node *node)
         return;
     }
     node->expired_ns = node->now_ns;
-    HASH_ITER(hh, node->expiries, e, next)
-    {
+    HASH_ITER(hh, node->expiries, e, next) {
         if (e->at_ns <= node->now_ns) {
             uint32_t entry = e->entry;
 
@@ -74,8 +73,7 @@ void fb_expiry_destroy_all(struct fb_node *node)
 {
     struct fb_expiry *e, *next;
 
-    HASH_ITER(hh, node->expiries, e, next)
-    {
+    HASH_ITER(hh, node->expiries, e, next) {
         HASH_DEL(node->expiries, e);
         free(e);
     }

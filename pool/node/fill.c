@@ -25,8 +25,7 @@ static enum fb_status add_claim(struct fb_node *node, struct fb_fill *fill,
 {
     struct fb_claim *claim;
 
-    LIST_FOREACH(claim, &fill->claims, in_fill)
-    {
+    LIST_FOREACH(claim, &fill->claims, in_fill) {
         if (overlaps(claim, r)) {
             return FB_BUSY;
         }
@@ -168,8 +167,7 @@ static void end_if_unclaimed(struct fb_node *node, struct fb_fill *fill)
 {
     struct fb_claim *claim;
 
-    LIST_FOREACH(claim, &fill->claims, in_fill)
-    {
+    LIST_FOREACH(claim, &fill->claims, in_fill) {
         if (claim->client) {
             return;
         }

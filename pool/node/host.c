@@ -11,6 +11,9 @@
 #define PLACES         (1u << PLACE_BITS)
 #define MAX_GENERATION 0xfffeu
 
+/* After a chunk could not be made (the file system is full) the class does without for so long. */
+#define RETRY_NS (1000ull * 1000 * 1000)
+
 TAILQ_HEAD(chunk_list, fb_chunk);
 
 struct host_class {
@@ -18,6 +21,7 @@ struct host_class {
     uint32_t chunk_count; /* not retiring */
     uint32_t slots_free;  /* in chunks that are not retiring */
     bool pending;         /* a chunk is being made */
+    uint64_t retry_ns;    /* not before */
 };
 
 struct host_tier {
@@ -28,8 +32,10 @@ struct host_tier {
     uint16_t *generations;      /* [PLACES] */
     uint32_t next_place;
     uint64_t tenant_used[FB_TENANTS_MAX];
+    uint32_t tenant_retiring[FB_TENANTS_MAX]; /* chunks */
     uint64_t used_bytes;
     uint32_t slots_used;
+    uint64_t now_ns;
     uint32_t jobs;              /* on their way */
     struct fb_chunk being_made; /* marks a place that a job will fill */
 };
@@ -143,6 +149,7 @@ static void create_done(struct fb_mail *mail)
     }
     if (!c) {
         charge(t, j->tenant, -(int64_t)j->shape.file_bytes);
+        t->classes[j->class_id].retry_ns = t->now_ns + RETRY_NS;
     }
     t->options.changed(t->options.changed_context, j->class_id, c ? NULL : &j->error);
     free(j);
@@ -159,7 +166,8 @@ static enum fb_status begin_create(struct host_tier *t, const struct fb_tier_cla
     if (status != FB_OK) {
         return status;
     }
-    if (t->tenant_used[class->tenant] + shape.file_bytes > t->options.tenant_bytes[class->tenant] ||
+    if (t->now_ns < t->classes[class->id].retry_ns ||
+        t->tenant_used[class->tenant] + shape.file_bytes > t->options.tenant_bytes[class->tenant] ||
         t->used_bytes + shape.file_bytes > t->options.capacity_bytes) {
         return FB_ELIMIT;
     }
@@ -232,6 +240,27 @@ uint32_t fb_host_class_chunks(const struct fb_tier *tier, uint16_t class_id)
     return class->chunk_count + class->pending;
 }
 
+uint32_t fb_host_tenant_retiring(const struct fb_tier *tier, uint16_t tenant)
+{
+    return host_of(tier)->tenant_retiring[tenant];
+}
+
+struct fb_chunk *fb_host_unused_chunk(const struct fb_tier *tier, uint16_t class_id)
+{
+    const struct host_class *class = &host_of(tier)->classes[class_id];
+    struct fb_chunk *c;
+
+    if (class->slots_free == 0) {
+        return NULL;
+    }
+    TAILQ_FOREACH(c, &class->chunks, link) {
+        if (c->used == 0 && !c->retiring) {
+            return c;
+        }
+    }
+    return NULL;
+}
+
 uint64_t fb_host_tenant_used(const struct fb_tier *tier, uint16_t tenant)
 {
     return host_of(tier)->tenant_used[tenant];
@@ -262,6 +291,7 @@ bool fb_host_reap(struct fb_tier *tier, struct fb_chunk *chunk)
     }
     fb_chunk_unlink(t->options.dir_fd, chunk->file.id);
     charge(t, chunk->tenant, -(int64_t)chunk->file.file_bytes);
+    t->tenant_retiring[chunk->tenant]--;
     destroy_chunk(t, chunk);
     t->options.changed(t->options.changed_context, class_id, NULL);
     return true;
@@ -301,6 +331,7 @@ void fb_host_retire(struct fb_tier *tier, struct fb_chunk *chunk)
 
     if (!chunk->retiring) {
         chunk->retiring = true;
+        host_of(tier)->tenant_retiring[chunk->tenant]++;
         class->chunk_count--;
         class->slots_free -= chunk->file.slot_count - chunk->used;
         move_chunk(host_of(tier), chunk, false);
@@ -396,6 +427,11 @@ static void host_stats(const struct fb_tier *tier, struct fb_tier_stats *ret_sta
     }
 }
 
+static void host_tick(struct fb_tier *tier, uint64_t now_ns)
+{
+    host_of(tier)->now_ns = now_ns;
+}
+
 static void host_destroy(struct fb_tier *tier)
 {
     struct host_tier *t = host_of(tier);
@@ -420,6 +456,7 @@ static const struct fb_tier_ops host_ops = {
     .free = host_free,
     .stats = host_stats,
     .map = host_map,
+    .tick = host_tick,
     .destroy = host_destroy,
 };
 

@@ -66,6 +66,12 @@ uint32_t fb_host_class_chunks(const struct fb_tier *tier, uint16_t class_id);
 uint64_t fb_host_tenant_used(const struct fb_tier *tier, uint16_t tenant);
 uint64_t fb_host_tenant_limit(const struct fb_tier *tier, uint16_t tenant);
 
+/* Chunks of the tenant that are being given up. */
+uint32_t fb_host_tenant_retiring(const struct fb_tier *tier, uint16_t tenant);
+
+/* A chunk of the class with no slot taken, or NULL. */
+struct fb_chunk *fb_host_unused_chunk(const struct fb_tier *tier, uint16_t class_id);
+
 /* Begin to give a chunk up; its memory goes in fb_host_reap, when it is unused and unmapped. */
 void fb_host_retire(struct fb_tier *tier, struct fb_chunk *chunk);
 

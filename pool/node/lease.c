@@ -14,26 +14,26 @@ static uint32_t cell_class(uint32_t n)
     return i;
 }
 
-/* A free array begins with a pointer to the next one. */
 static uint32_t *take_cells(struct fb_node *node, uint32_t n)
 {
     uint32_t i = cell_class(n);
-    uint32_t *cells = node->free_cells[i];
+    struct fb_free_cells *cells = node->free_cells[i];
 
     _Static_assert((32u << (FB_CELL_CLASSES - 1)) >= FB_WIRE_MAX_KEYS, "cells of a full lookup");
     if (!cells) {
-        return malloc((32u << i) * sizeof(*cells));
+        return malloc((32u << i) * sizeof(uint32_t));
     }
-    memcpy(&node->free_cells[i], cells, sizeof(cells));
-    return cells;
+    node->free_cells[i] = cells->next;
+    return (uint32_t *)cells;
 }
 
 static void give_cells(struct fb_node *node, uint32_t *cells, uint32_t n)
 {
+    struct fb_free_cells *free_cells = (struct fb_free_cells *)cells;
     uint32_t i = cell_class(n);
 
-    memcpy(cells, &node->free_cells[i], sizeof(cells));
-    node->free_cells[i] = cells;
+    free_cells->next = node->free_cells[i];
+    node->free_cells[i] = free_cells;
 }
 
 static bool add_hold(struct fb_node *node, struct fb_client *client, struct fb_lease *lease)
@@ -129,8 +129,7 @@ static struct fb_hold *find_hold(const struct fb_lease *lease, const struct fb_c
 {
     struct fb_hold *hold;
 
-    LIST_FOREACH(hold, &lease->holds, in_lease)
-    {
+    LIST_FOREACH(hold, &lease->holds, in_lease) {
         if (hold->client == client) {
             return hold;
         }

@@ -283,8 +283,7 @@ static void destroy_clients(struct fb_node *node)
 {
     struct fb_session *session;
 
-    LIST_FOREACH(session, &node->sessions, link)
-    {
+    LIST_FOREACH(session, &node->sessions, link) {
         fb_session_mark(node, session);
     }
     fb_session_sweep(node);
@@ -309,9 +308,9 @@ void fb_node_destroy(struct fb_node *node)
     fb_index_destroy(node->index);
     for (uint32_t i = 0; i < FB_CELL_CLASSES; i++) {
         while (node->free_cells[i]) {
-            uint32_t *cells = node->free_cells[i];
+            struct fb_free_cells *cells = node->free_cells[i];
 
-            memcpy(&node->free_cells[i], cells, sizeof(cells));
+            node->free_cells[i] = cells->next;
             free(cells);
         }
     }
@@ -458,8 +457,7 @@ void fb_node_drain(struct fb_node *node, uint64_t within_ns)
            FB_KV_U64("fills", node->fills.used));
     fb_wire_begin(&w, packet, FB_MSG_NOTIFY, 0, FB_OK, &notify, sizeof(notify));
     fb_wire_end(&w);
-    TAILQ_FOREACH(client, &node->client_list, link)
-    {
+    TAILQ_FOREACH(client, &node->client_list, link) {
         if (client->control) {
             fb_channel_send(client->control->channel, packet, w.bytes, NULL, 0);
         }
@@ -598,8 +596,7 @@ void fb_node_check(struct fb_node *node)
         check_class(node, (uint16_t)i, &entries);
     }
     FB_ASSERT(entries == fb_index_count(node->index));
-    TAILQ_FOREACH(lease, &node->lease_list, link)
-    {
+    TAILQ_FOREACH(lease, &node->lease_list, link) {
         leased += lease->bytes;
         FB_ASSERT(!LIST_EMPTY(&lease->holds));
     }

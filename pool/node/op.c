@@ -306,8 +306,7 @@ void fb_op_tick(struct fb_node *node)
 {
     struct fb_op *op;
 
-    TAILQ_FOREACH(op, &node->waiting, link)
-    {
+    TAILQ_FOREACH(op, &node->waiting, link) {
         if (op->deadline_ns <= node->now_ns) {
             fb_op_wake_all(node);
         }

@@ -167,6 +167,9 @@ enum fb_status fb_op_attach(struct fb_node *node, struct fb_op *op, uint32_t *re
         fb_wire_append(&w, &row, sizeof(row));
     }
     if (cells > FB_WIRE_MAX_KEYS) {
+        for (uint32_t i = 0; i < m->list.count; i++) {
+            fb_lease_release(node, op->session->client, fb_wire_u64(m->first, i));
+        }
         return fb_error_set(error, FB_ELIMIT,
                             "attach: leases of %u pages in one message, %u are possible; attach "
                             "fewer at once",
@@ -212,10 +215,6 @@ enum fb_status fb_op_renew(struct fb_node *node, struct fb_op *op, uint32_t *ret
 
     (void)error;
     fb_wire_begin(&w, node->tx, FB_MSG_RENEW, m->header.id, FB_OK, &reply, sizeof(reply));
-    if (m->renew.lease_count > FB_WIRE_MAX_KEYS) {
-        return fb_error_set(error, FB_ELIMIT, "renew: %u leases; at most %u", m->renew.lease_count,
-                            FB_WIRE_MAX_KEYS);
-    }
     for (uint32_t i = 0; i < m->renew.lease_count; i++) {
         uint32_t status = (uint32_t)fb_lease_renew(node, client, fb_wire_u64(m->first, i));
 

@@ -36,6 +36,11 @@
 #define FB_EVENT_RING   1024
 #define FB_CELL_CLASSES 8 /* arrays of 32 << i cells */
 
+/* An array of cells that no lease uses. */
+struct fb_free_cells {
+    struct fb_free_cells *next;
+};
+
 struct fb_expiry;
 struct fb_op;
 struct fb_session;
@@ -244,7 +249,7 @@ struct fb_node {
     struct fb_session_list closed_sessions; /* to be freed by fb_node_collect */
     bool any_marked;
     uint32_t session_count;
-    uint32_t *free_cells[FB_CELL_CLASSES];
+    struct fb_free_cells *free_cells[FB_CELL_CLASSES];
 
     struct fb_event events[FB_EVENT_RING];
     uint64_t event_count;
