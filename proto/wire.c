@@ -312,6 +312,13 @@ void *fb_wire_append(struct fb_wire_writer *w, const void *data, size_t bytes)
     return at;
 }
 
+void fb_wire_no_reply(struct fb_wire_writer *w)
+{
+    uint32_t status = FB_WIRE_NO_REPLY;
+
+    memcpy(w->packet + offsetof(struct fb_wire_header, status), &status, sizeof(status));
+}
+
 uint32_t fb_wire_end(struct fb_wire_writer *w)
 {
     memcpy(w->packet + offsetof(struct fb_wire_header, bytes), &w->bytes, sizeof(w->bytes));

@@ -21,6 +21,7 @@
 #define FB_WIRE_MAX_SUMS   8192u            /* plane sums of a commit, all claims */
 #define FB_WIRE_MAX_CHUNKS 64u              /* descriptors in one message */
 #define FB_WIRE_MAX_HELD   FB_WIRE_MAX_KEYS /* leases and claims of one client */
+#define FB_WIRE_NO_REPLY   1u /* the client does not want to hear how it went */
 #define FB_CLIENT_ID_BYTES 16
 
 enum fb_msg {
@@ -48,7 +49,7 @@ struct FB_PACKED fb_wire_header {
     uint16_t version;
     uint16_t type;
     uint32_t bytes;  /* of the whole packet */
-    uint32_t status; /* replies; 0 in requests */
+    uint32_t status; /* replies; requests: 0, or FB_WIRE_NO_REPLY */
     uint64_t id;     /* of the request, chosen by the client */
 };
 _Static_assert(sizeof(struct fb_wire_header) == 24, "wire header");
@@ -265,6 +266,9 @@ void fb_wire_begin(struct fb_wire_writer *w, uint8_t *packet, enum fb_msg type, 
 
 /* Append an array; returns where it is, so that a caller may fill it in place (data NULL). */
 void *fb_wire_append(struct fb_wire_writer *w, const void *data, size_t bytes);
+
+/* Mark a request as one that is not answered. */
+void fb_wire_no_reply(struct fb_wire_writer *w);
 
 /* Set the length; returns the packet's bytes. */
 uint32_t fb_wire_end(struct fb_wire_writer *w);

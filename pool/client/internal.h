@@ -14,7 +14,7 @@
 #include <time.h>
 
 #define FB_MAX_IDLE_LINKS   8
-#define FB_MAX_UNANSWERED   16               /* posts; more could fill the socket with answers */
+#define FB_MAX_UNANSWERED   16               /* posts; more could fill the socket */
 #define FB_MAX_HELD         FB_WIRE_MAX_KEYS /* leases and claims: their renewal is one message */
 #define FB_MAX_PATH_CHARS   255
 #define FB_RETRY_FIRST_NS   (100ull * 1000 * 1000)
@@ -176,7 +176,7 @@ enum fb_status fb_link_call(struct fb_pool *pool, struct fb_link *link, struct f
                             const int *fds, uint32_t fd_count, uint64_t deadline_ns);
 
 /* Send a request whose answer nobody needs. Only every so many posts one waits for its answer, as a
- * lookup would, so that answers do not pile up. */
+ * lookup would, so that posts do not pile up. */
 enum fb_status fb_link_post(struct fb_pool *pool, struct fb_link *link, struct fb_wire_writer *w);
 
 /* Whether the daemon that this connection is to is the one the keeper knows: what it said is void

@@ -249,6 +249,7 @@ enum fb_status fb_link_post(struct fb_pool *pool, struct fb_link *link, struct f
     if (++link->unanswered >= FB_MAX_UNANSWERED) {
         return fb_link_call(pool, link, w, NULL, 0, fb_deadline(0, FB_LOOKUP_TIMEOUT_NS));
     }
+    fb_wire_no_reply(w);
     return fb_channel_send(link->channel, link->tx, fb_wire_end(w), NULL, 0) == FB_OK ? FB_OK
                                                                                       : FB_ECONN;
 }

@@ -9,32 +9,41 @@
 #define DECAY_NS     (2ull * 1000 * 1000 * 1000)
 #define MOVE_REST_NS (250ull * 1000 * 1000)
 #define CLEARLY      2 /* times as many hits a byte */
-#define MIN_EVIDENCE 16
+#define MIN_EVIDENCE 64
+#define SAMPLE       8 /* one key in so many is remembered; each ghost hit then counts as many */
 
+/* The low bits choose the sample, the others the place. */
 static uint64_t ghost_of(const uint8_t *key)
 {
     uint64_t v;
 
     memcpy(&v, key, sizeof(v));
-    return v;
+    return v % SAMPLE == 0 ? v : 0;
+}
+
+static uint64_t *ghost_place(struct fb_class *class, uint64_t ghost)
+{
+    return &class->ghosts[ghost / SAMPLE & class->ghost_mask];
 }
 
 void fb_balance_evicted(struct fb_class *class, const uint8_t *key)
 {
     uint64_t ghost = ghost_of(key);
 
-    class->ghosts[ghost & class->ghost_mask] = ghost;
+    if (ghost) {
+        *ghost_place(class, ghost) = ghost;
+    }
 }
 
 void fb_balance_missed(struct fb_class *class, const uint8_t *keys, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
         uint64_t ghost = ghost_of(keys + (size_t)i * FB_KEY_BYTES);
-        uint64_t *place = &class->ghosts[ghost & class->ghost_mask];
+        uint64_t *place = ghost_place(class, ghost);
 
-        if (*place == ghost) {
+        if (ghost && *place == ghost) {
             *place = 0;
-            class->ghost_hits++;
+            class->ghost_hits += SAMPLE;
         }
     }
 }
@@ -133,7 +142,7 @@ static struct fb_chunk *find_unused(struct fb_node *node, const struct fb_class 
 static struct fb_chunk *choose_chunk(struct fb_node *node, const struct fb_class *class)
 {
     bool starving = fb_host_class_chunks(node->host, class->tier.id) == 0;
-    uint64_t taker_bytes = (class->ghost_mask + 1) * class->tier.slot_bytes;
+    uint64_t taker_bytes = (class->ghost_mask + 1) * SAMPLE * class->tier.slot_bytes;
     uint64_t taker_rate = (class->ghost_hits << 20) / taker_bytes, giver_rate = 0;
     struct fb_chunk *unused = find_unused(node, class);
     struct fb_class *giver;

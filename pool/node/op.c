@@ -120,9 +120,12 @@ static void close_received(struct fb_op *op)
 /* A reply that the socket does not take means a client that does not read: it is cut off. */
 static void send_reply(struct fb_node *node, struct fb_op *op, uint32_t bytes)
 {
-    enum fb_status status =
-        fb_channel_send(op->session->channel, node->tx, bytes, op->reply_fds, op->reply_fd_count);
+    enum fb_status status = FB_OK;
 
+    if (op->message.header.status != FB_WIRE_NO_REPLY) {
+        status = fb_channel_send(op->session->channel, node->tx, bytes, op->reply_fds,
+                                 op->reply_fd_count);
+    }
     if (status != FB_OK) {
         fb_session_mark(node, op->session);
     }

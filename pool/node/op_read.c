@@ -307,8 +307,10 @@ static bool is_good(struct fb_node *node, const struct fb_space *space, const ui
     struct fb_location where = fb_index_location(node->index, entry);
     const struct fb_block_header *header = fb_block_header(node, where);
 
+    /* The index finds by the beginning of a key; its end may be the report's mistake. */
     return fb_block_header_check(header, NULL) == FB_OK &&
-           fb_block_header_match(header, space->id, key, &space->layout) == FB_OK &&
+           memcmp(header->key, key, FB_INDEX_KEY_BYTES) == 0 &&
+           fb_block_header_match(header, space->id, header->key, &space->layout) == FB_OK &&
            fb_block_check(fb_kernels_best(), &space->layout, (const uint8_t *)header, 0,
                           space->layout.plane_count) == FB_OK;
 }

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/timerfd.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -22,6 +23,11 @@ struct drain_mail {
 
 struct fb_reactor {
     int epoll_fd;
+    /* A timer of its own, set once a tick: a time-out of epoll_wait would be set and cancelled with
+     * every request. */
+    int timer_fd;
+    uint64_t tick_ns; /* when the node wants to be called; UINT64_MAX: not */
+    struct fb_source timer_source;
     uint64_t spin_ns;
     struct fb_mailbox *mailbox;
     struct fb_source mail_source;
@@ -75,6 +81,27 @@ static void on_mail(struct fb_source *source)
     fb_mailbox_run(r->mailbox);
 }
 
+static void on_timer(struct fb_source *source)
+{
+    struct fb_reactor *r = source->owner;
+    uint64_t count;
+    ssize_t n = read(r->timer_fd, &count, sizeof(count));
+
+    (void)n;
+}
+
+static void set_tick(struct fb_reactor *r, uint64_t tick_ns)
+{
+    struct itimerspec at = {0};
+
+    r->tick_ns = tick_ns;
+    if (tick_ns != UINT64_MAX) {
+        at.it_value.tv_sec = (time_t)(tick_ns / 1000000000ull);
+        at.it_value.tv_nsec = (long)(tick_ns % 1000000000ull);
+    }
+    timerfd_settime(r->timer_fd, TFD_TIMER_ABSTIME, &at, NULL);
+}
+
 static void on_drain(struct fb_mail *mail)
 {
     struct drain_mail *d = (struct drain_mail *)mail;
@@ -99,12 +126,15 @@ enum fb_status fb_reactor_create(const struct fb_reactor_options *options,
     r->wrap_tier = options->wrap_tier;
     r->wrap_context = options->wrap_context;
     r->mail_source = (struct fb_source){.ready = on_mail, .owner = r};
+    r->timer_source = (struct fb_source){.ready = on_timer, .owner = r};
     r->drain.reactor = r;
     r->drain.mail.run = on_drain;
     r->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-    if (r->epoll_fd < 0 || fb_mailbox_create(&r->mailbox) != FB_OK ||
+    r->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+    if (r->epoll_fd < 0 || r->timer_fd < 0 || fb_mailbox_create(&r->mailbox) != FB_OK ||
         fb_workers_create(r->mailbox, &r->workers) != FB_OK ||
-        watch(r, fb_mailbox_fd(r->mailbox), &r->mail_source) != FB_OK) {
+        watch(r, fb_mailbox_fd(r->mailbox), &r->mail_source) != FB_OK ||
+        watch(r, r->timer_fd, &r->timer_source) != FB_OK) {
         fb_error_set(error, status, "cannot set up the reactor: %s", strerror(errno));
         goto err_destroy;
     }
@@ -139,6 +169,9 @@ void fb_reactor_destroy(struct fb_reactor *reactor)
     if (reactor->epoll_fd >= 0) {
         close(reactor->epoll_fd);
     }
+    if (reactor->timer_fd >= 0) {
+        close(reactor->timer_fd);
+    }
     free(reactor);
 }
 
@@ -165,37 +198,35 @@ static int run_round(struct fb_reactor *r, int timeout_ms)
     return n;
 }
 
+static void run_tick(struct fb_reactor *r, uint64_t now)
+{
+    uint64_t next;
+
+    fb_node_set_time(r->node, now);
+    next = fb_node_tick(r->node);
+    fb_node_collect(r->node);
+    set_tick(r, next == UINT64_MAX ? UINT64_MAX : now + next);
+    if (r->round) {
+        r->round(r->round_context);
+    }
+}
+
 void fb_reactor_run(struct fb_reactor *reactor)
 {
     struct fb_reactor *r = reactor;
-    uint64_t busy_ns = clock_ns(), tick_ns = 0;
+    uint64_t now = clock_ns(), busy_ns = now;
 
     while (fb_node_state(r->node) != FB_NODE_DRAINED && atomic_load(&r->drains) < 2) {
-        uint64_t now = clock_ns();
-        int timeout_ms = -1;
-
-        if (now >= tick_ns) {
-            uint64_t next;
-
-            fb_node_set_time(r->node, now);
-            next = fb_node_tick(r->node);
-            fb_node_collect(r->node);
-            tick_ns = next == UINT64_MAX ? UINT64_MAX : now + next;
-            if (r->round) {
-                r->round(r->round_context);
-            }
-            continue;
+        if (now >= r->tick_ns) {
+            run_tick(r, now);
         }
-        if (now - busy_ns < r->spin_ns) {
-            timeout_ms = 0;
-        } else if (tick_ns != UINT64_MAX) {
-            timeout_ms = (int)((tick_ns - now) / 1000000) + 1;
-        }
-        if (run_round(r, timeout_ms) > 0) {
+        if (run_round(r, now - busy_ns < r->spin_ns ? 0 : -1) > 0) {
             busy_ns = clock_ns();
-            /* Something may wait for time now. */
-            tick_ns = tick_ns < busy_ns + SOON_NS ? tick_ns : busy_ns + SOON_NS;
+            if (r->tick_ns > busy_ns + SOON_NS) {
+                set_tick(r, busy_ns + SOON_NS); /* something may wait for time now */
+            }
         }
+        now = clock_ns();
     }
 }
 

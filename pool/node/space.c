@@ -28,7 +28,7 @@ enum fb_status fb_class_get(struct fb_node *node, uint16_t tenant, uint64_t slot
     struct fb_chunk_shape shape;
     struct fb_class *class;
     enum fb_status status;
-    uint64_t ghosts = 64;
+    uint64_t ghosts = 16;
 
     for (uint32_t i = 0; i < node->class_count; i++) {
         class = &node->classes[i];
@@ -58,7 +58,7 @@ enum fb_status fb_class_get(struct fb_node *node, uint16_t tenant, uint64_t slot
     *class = (struct fb_class){
         .tier = {.id = (uint16_t)node->class_count, .tenant = tenant, .slot_bytes = slot_bytes}};
     /* As many ghosts as one more chunk would hold. */
-    while (ghosts < shape.slot_count && ghosts < 65536) {
+    while (ghosts < shape.slot_count / 8 && ghosts < 65536) {
         ghosts *= 2;
     }
     class->ghost_mask = ghosts - 1;

@@ -321,7 +321,7 @@ static void test_largest_lists_fit(void **state)
 
     (void)state;
     SAMPLE(FB_MSG_LOOKUP, false, 16 * 4, 4096 * 32, fb_lookup_request, {16, 256, 0});
-    SAMPLE(FB_MSG_RENEW, false, 8192 * 8, 8192 * 4, fb_renew_request, {8192, 0, 8192});
+    SAMPLE(FB_MSG_RENEW, false, 4096 * 8, 4096 * 4, fb_renew_request, {4000, 96, 4096});
     SAMPLE(FB_MSG_COMMIT, false, 1024 * 8, 8192 * 8, fb_commit_request, {1024, 8});
     SAMPLE(FB_MSG_REJECT, false, 4096 * 32, 0, fb_reject_request, {1, 4096});
     SAMPLE(FB_MSG_RESERVE, true, 1024 * 20, 0, fb_list_reply, {1024, 0});
