@@ -257,7 +257,7 @@ FB_INLINE bool int8_decode(enum fb_elem elem, const uint8_t *codes, const uint8_
     struct fb_int8_scale s;
 
     fb_int8_scale_load(&s, scale);
-    if (n % LANES || !fb_int8_scale_finite(&s)) {
+    if (n % LANES || !fb_int8_scale_plain(&s)) {
         return false;
     }
     __m256 min = _mm256_set1_ps(s.min);
@@ -291,7 +291,6 @@ FB_INLINE uint64_t sum_lines(uint8_t *dst, const uint8_t *src, size_t bytes, con
 {
     __m256i add = _mm256_set1_epi32((int)lap);
     __m256i sum = _mm256_setzero_si256();
-    uint64_t lanes[4];
 
     for (size_t i = 0; i < bytes; i += FB_LINE_BYTES) {
         uint8_t *to = dst ? dst + i : NULL;
@@ -303,8 +302,7 @@ FB_INLINE uint64_t sum_lines(uint8_t *dst, const uint8_t *src, size_t bytes, con
         }
         sum = _mm256_add_epi64(sum, _mm256_add_epi64(p, q));
     }
-    _mm256_storeu_si256((__m256i *)lanes, sum);
-    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+    return fb_add_lanes(sum);
 }
 
 static uint64_t sum_copy(void *dst, const void *src, size_t bytes, uint64_t offset)

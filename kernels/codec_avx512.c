@@ -1,7 +1,8 @@
-/* Codecs with AVX-512 (F, BW, VL, DQ): bit-identical to kernels/codec_ref.c, which gets the groups
- * that are too rare for a fast path: scales near the ends of the exponent range, maxima at the
- * source type's edge, codes that are NaN. bf16 to and from fp8 stays in 16-bit lanes.
- * Stateless; any thread; built with its own flags, run only where the processor has them. */
+/* Codecs with AVX-512 (F, BW, VL, VBMI, BF16: Zen 4, Sapphire Rapids and later): bit-identical to
+ * kernels/codec_ref.c, which gets the groups that are too rare for a fast path: scales near the
+ * ends of the exponent range, maxima at the source type's edge, codes that are NaN. bf16 to and
+ * from fp8 stays in 16-bit lanes. Stateless; any thread; built with its own flags, run only where
+ * the processor has them. */
 #include "kernels/codec_x86.h"
 
 #define LANES 32u /* elements of 16 bits */
@@ -42,13 +43,28 @@ FB_INLINE void widen(enum fb_elem elem, __m512i v, __m512 *ret_a, __m512 *ret_b)
     }
 }
 
-/* 32 codes in 32-bit lanes to bytes. */
+/* Low bytes of 32 codes in 32-bit lanes. */
 FB_INLINE __m256i narrow(enum fb_elem elem, __m512i a, __m512i b)
 {
-    if (elem == FB_ELEM_BF16) {
-        return _mm512_cvtepi16_epi8(_mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
-    }
-    return _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
+    static const uint8_t in_turn[64] = {0,  64,  4,  68,  8,  72,  12, 76,  16,  80, 20,
+                                        84, 24,  88, 28,  92, 32,  96, 36,  100, 40, 104,
+                                        44, 108, 48, 112, 52, 116, 56, 120, 60,  124};
+    static const uint8_t in_order[64] = {0,  4,  8,  12,  16,  20,  24,  28,  32,  36, 40,
+                                         44, 48, 52, 56,  60,  64,  68,  72,  76,  80, 84,
+                                         88, 92, 96, 100, 104, 108, 112, 116, 120, 124};
+    const uint8_t *from = elem == FB_ELEM_BF16 ? in_turn : in_order;
+
+    return _mm512_castsi512_si256(_mm512_permutex2var_epi8(a, _mm512_loadu_si512(from), b));
+}
+
+/* High bytes of 32 codes in 16-bit lanes. */
+FB_INLINE __m256i narrow_high(__m512i v)
+{
+    static const uint8_t from[64] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21,
+                                     23, 25, 27, 29, 31, 33, 35, 37, 39, 41, 43,
+                                     45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+
+    return _mm512_castsi512_si256(_mm512_permutexvar_epi8(_mm512_loadu_si512(from), v));
 }
 
 /* Largest magnitude of a group, on bits. */
@@ -90,22 +106,21 @@ FB_INLINE __m256i fp8_codes_bf16(const struct fb_fp8 *f, __m512i x, __m512i rebi
     const __m512i one = _mm512_set1_epi16(1);
     __m512i mag = _mm512_and_si512(x, _mm512_set1_epi16(0x7fff));
     __m512i t = _mm512_sub_epi16(mag, rebias);
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi16(t, drop), one);
-    __m512i half = _mm512_set1_epi16((short)((1 << (drop - 1)) - 1));
-    __m512i code = _mm512_srli_epi16(_mm512_add_epi16(t, _mm512_add_epi16(half, odd)), drop);
+    __mmask32 odd = _mm512_test_epi16_mask(t, _mm512_set1_epi16((short)(1 << drop)));
     __mmask32 small = _mm512_cmplt_epi16_mask(t, _mm512_set1_epi16(128));
+    __m512i code = _mm512_add_epi16(t, _mm512_set1_epi16((short)((1 << (drop - 1)) - 1)));
 
+    code = _mm512_slli_epi16(_mm512_mask_add_epi16(code, odd, code, one), 8u - (unsigned)drop);
     if (small) {
         __m512i mantissa = _mm512_or_si512(_mm512_and_si512(mag, _mm512_set1_epi16(0x7f)),
                                            _mm512_set1_epi16(0x80));
         __m512i by =
             _mm512_sub_epi16(_mm512_set1_epi16((short)(drop + 1)), _mm512_srai_epi16(t, 7));
 
-        code = _mm512_mask_mov_epi16(code, small, shift_round(mantissa, by));
+        code = _mm512_mask_slli_epi16(code, small, shift_round(mantissa, by), 8);
     }
-    __m512i sign = _mm512_and_si512(_mm512_srli_epi16(x, 8), _mm512_set1_epi16(0x80));
-
-    return _mm512_cvtepi16_epi8(_mm512_or_si512(code, sign));
+    /* the sign of x, the rest of code */
+    return narrow_high(_mm512_ternarylogic_epi64(_mm512_set1_epi16((short)0x8000), x, code, 0xca));
 }
 
 /* 16 scaled fp32 to fp8 codes: adding 2^(e + 23 - mantissa_bits) to a value of exponent e leaves
@@ -174,25 +189,31 @@ FB_INLINE void fp8_encode(const struct fb_fp8 *f, enum fb_elem elem, const uint1
 FB_INLINE bool fp8_is_plain(const struct fb_fp8 *f, const uint8_t *codes, uint32_t n,
                             uint32_t *ret_scale)
 {
-    const __m256i abs = _mm256_set1_epi8(0x7f);
-    __m256i max = _mm256_setzero_si256();
+    const __m512i abs = _mm512_set1_epi8(0x7f);
+    __m512i max = _mm512_setzero_si512();
     uint32_t i = 0;
 
-    for (; i + LANES <= n; i += LANES) {
-        __m256i c = _mm256_loadu_si256((const __m256i *)(codes + i));
-
-        max = _mm256_max_epu8(max, _mm256_and_si256(c, abs));
+    for (; i + 64 <= n; i += 64) {
+        max = _mm512_max_epu8(max, _mm512_and_si512(_mm512_loadu_si512(codes + i), abs));
     }
     if (i < n) {
-        __m256i c = _mm256_maskz_loadu_epi8(first_lanes(n - i), codes + i);
+        __m512i c = _mm512_maskz_loadu_epi8((1ull << (n - i)) - 1, codes + i);
 
-        max = _mm256_max_epu8(max, _mm256_and_si256(c, abs));
+        max = _mm512_max_epu8(max, _mm512_and_si512(c, abs));
     }
-    if (*ret_scale < FB_SCALE_LOW && _mm256_testz_si256(max, max)) {
+    if (*ret_scale < FB_SCALE_LOW && !_mm512_test_epi8_mask(max, max)) {
         *ret_scale = FB_SCALE_LOW;
     }
     return *ret_scale >= FB_SCALE_LOW && *ret_scale <= FB_SCALE_HIGH &&
-           !_mm256_cmpge_epu8_mask(max, _mm256_set1_epi8((char)f->nan));
+           !_mm512_cmpge_epu8_mask(max, _mm512_set1_epi8((char)f->nan));
+}
+
+FB_INLINE __m512i fp16_of_f32(__m512 low, __m512 high)
+{
+    __m256i a = _mm512_cvtps_ph(low, _MM_FROUND_TO_NEAREST_INT);
+    __m256i b = _mm512_cvtps_ph(high, _MM_FROUND_TO_NEAREST_INT);
+
+    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
 }
 
 /* 32 bf16 to fp16. */
@@ -200,10 +221,8 @@ FB_INLINE __m512i fp16_of_bf16(__m512i v)
 {
     __m512i low = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_castsi512_si256(v)), 16);
     __m512i high = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(v, 1)), 16);
-    __m256i a = _mm512_cvtps_ph(_mm512_castsi512_ps(low), _MM_FROUND_TO_NEAREST_INT);
-    __m256i b = _mm512_cvtps_ph(_mm512_castsi512_ps(high), _MM_FROUND_TO_NEAREST_INT);
 
-    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    return fp16_of_f32(_mm512_castsi512_ps(low), _mm512_castsi512_ps(high));
 }
 
 /* 32 fp8 codes to elements.
@@ -212,14 +231,14 @@ FB_INLINE __m512i fp16_of_bf16(__m512i v)
 FB_INLINE __m512i fp8_values(const struct fb_fp8 *f, enum fb_elem elem, __m256i codes,
                              __m512i rebias, __m512i small)
 {
-    __m512i c = _mm512_cvtepu8_epi16(codes);
+    __m512i c = _mm512_cvtepi8_epi16(codes);
     __m512i mag = _mm512_and_si512(c, _mm512_set1_epi16(0x7f));
     __mmask32 is_small =
         _mm512_cmplt_epi16_mask(mag, _mm512_set1_epi16((short)(1 << f->mantissa_bits)));
     __m512i v = _mm512_add_epi16(_mm512_slli_epi16(mag, (unsigned)(7 - f->mantissa_bits)), rebias);
 
     v = _mm512_mask_permutexvar_epi16(v, is_small, mag, small);
-    __m512i sign = _mm512_and_si512(_mm512_slli_epi16(c, 8), _mm512_set1_epi16((short)0x8000));
+    __m512i sign = _mm512_and_si512(c, _mm512_set1_epi16((short)0x8000));
 
     v = _mm512_or_si512(v, sign);
     return elem == FB_ELEM_BF16 ? v : fp16_of_bf16(v);
@@ -325,33 +344,18 @@ FB_INLINE void int8_encode(enum fb_elem elem, const uint16_t *x, uint32_t n,
     }
 }
 
-/* fp32, no NaN, to bf16 in the upper half of each lane; the lower is left over. */
-FB_INLINE __m512i round_to_bf16(__m512 v)
-{
-    __m512i bits = _mm512_castps_si512(v);
-    __mmask16 odd = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(0x10000));
-
-    bits = _mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff));
-    return _mm512_mask_add_epi32(bits, odd, bits, _mm512_set1_epi32(1));
-}
-
+/* 32 codes to elements. Conversion to bf16 would flush subnormals; a plain scale has none. */
 FB_INLINE __m512i int8_values(enum fb_elem elem, __m256i codes, __m512 step, __m512 min)
 {
-    if (elem == FB_ELEM_BF16) {
-        __m512i c = _mm512_cvtepu8_epi16(codes);
-        __m512i even = _mm512_and_si512(c, _mm512_set1_epi32(0xffff));
-        __m512i odd = _mm512_srli_epi32(c, 16);
-
-        even = round_to_bf16(_mm512_fmadd_ps(_mm512_cvtepi32_ps(even), step, min));
-        odd = round_to_bf16(_mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), step, min));
-        return _mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xaaaaaaaau, odd);
-    }
     __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_castsi256_si128(codes)));
     __m512 high = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm256_extracti128_si256(codes, 1)));
-    __m256i a = _mm512_cvtps_ph(_mm512_fmadd_ps(low, step, min), _MM_FROUND_TO_NEAREST_INT);
-    __m256i b = _mm512_cvtps_ph(_mm512_fmadd_ps(high, step, min), _MM_FROUND_TO_NEAREST_INT);
 
-    return _mm512_inserti64x4(_mm512_castsi256_si512(a), b, 1);
+    low = _mm512_fmadd_ps(low, step, min);
+    high = _mm512_fmadd_ps(high, step, min);
+    if (elem == FB_ELEM_BF16) {
+        return (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    }
+    return fp16_of_f32(low, high);
 }
 
 FB_INLINE bool int8_decode(enum fb_elem elem, const uint8_t *codes, const uint8_t *scale,
@@ -360,7 +364,7 @@ FB_INLINE bool int8_decode(enum fb_elem elem, const uint8_t *codes, const uint8_
     struct fb_int8_scale s;
 
     fb_int8_scale_load(&s, scale);
-    if (!fb_int8_scale_finite(&s)) {
+    if (!fb_int8_scale_plain(&s)) {
         return false;
     }
     __m512 min = _mm512_set1_ps(s.min);
@@ -412,7 +416,8 @@ FB_INLINE uint64_t sum_lines(uint8_t *dst, const uint8_t *src, size_t bytes, con
 
         sum = _mm512_add_epi64(sum, p);
     }
-    return (uint64_t)_mm512_reduce_add_epi64(sum);
+    return fb_add_lanes(
+        _mm256_add_epi64(_mm512_castsi512_si256(sum), _mm512_extracti64x4_epi64(sum, 1)));
 }
 
 static uint64_t sum_copy(void *dst, const void *src, size_t bytes, uint64_t offset)

@@ -9,15 +9,19 @@
 
 #include <immintrin.h>
 
-#define FB_GROUPS_AHEAD 16   /* groups planned before the first is encoded */
-#define FB_SUM_AHEAD    2048 /* bytes that a sum without a copy prefetches ahead, past the end too */
+/* Groups planned before the first is encoded. */
+#define FB_GROUPS_AHEAD 16
+
+/* Bytes that a sum without a copy prefetches ahead, past its end too: what follows a segment is
+ * the segment that is read next. */
+#define FB_SUM_AHEAD 12288
 
 #define FB_INLINE static inline __attribute__((always_inline))
 
 /* Scales in [FB_SCALE_LOW, FB_SCALE_HIGH] keep all values of a group, except those that become
  * code 0, normal in bf16 and fp32. */
 #define FB_SCALE_LOW  32u
-#define FB_SCALE_HIGH 246u
+#define FB_SCALE_HIGH 239u
 
 /* bf16 of the codes below the first normal one, at scale 0: their exponents are negative. */
 static const int16_t fb_e4m3_small[8] = {
@@ -34,7 +38,7 @@ FB_INLINE uint16_t fb_order_flip(int16_t v)
 
 /* What the coding of a group needs besides its elements. */
 struct fb_group_plan {
-    uint32_t scale; /* fp8: one in [FB_SCALE_LOW, FB_SCALE_HIGH + 1] */
+    uint32_t scale; /* fp8: at least FB_SCALE_LOW */
     float min;      /* int8 */
     float inverse;
 };
@@ -59,14 +63,12 @@ FB_INLINE bool fb_int8_plan(enum fb_elem elem, int16_t lo, int16_t hi, struct fb
 {
     const int16_t inf = elem == FB_ELEM_BF16 ? 0x7f80 : 0x7c00;
     const int16_t edge = elem == FB_ELEM_BF16 ? 0x7f00 : 0x7800;
+    float least = fb_elem_to_f32(elem, fb_order_flip(lo));
     struct fb_int8_scale s;
 
     if (hi >= edge || lo <= ~inf ||
-        !fb_int8_scale_init(&s, elem, fb_elem_to_f32(elem, fb_order_flip(lo)),
-                            fb_elem_to_f32(elem, fb_order_flip(hi)))) {
-        return false;
-    }
-    if (s.min > fb_elem_to_f32(elem, fb_order_flip(lo))) {
+        !fb_int8_scale_init(&s, elem, least, fb_elem_to_f32(elem, fb_order_flip(hi))) ||
+        s.min > least) {
         return false;
     }
     fb_int8_scale_store(&s, scale);
@@ -75,10 +77,19 @@ FB_INLINE bool fb_int8_plan(enum fb_elem elem, int16_t lo, int16_t hi, struct fb
     return true;
 }
 
-FB_INLINE bool fb_int8_scale_finite(const struct fb_int8_scale *s)
+/* Zero, or in [2^-119, infinity): as bf16, a multiple of 2^-126. */
+FB_INLINE bool fb_is_plain(float v)
 {
-    return (fb_f32_bits(s->min) & FB_F32_ABS) < FB_F32_INF &&
-           (fb_f32_bits(s->step) & FB_F32_ABS) < FB_F32_INF;
+    uint32_t bits = fb_f32_bits(v) & FB_F32_ABS;
+
+    return bits == 0 || (bits >= 8u << 23 && bits < FB_F32_INF);
+}
+
+/* Whether all values of a group are zero, normal or infinite as fp32 and as bf16: they are sums of
+ * multiples of 2^-126. */
+FB_INLINE bool fb_int8_scale_plain(const struct fb_int8_scale *s)
+{
+    return fb_is_plain(s->min) && fb_is_plain(s->step);
 }
 
 /* 16 rows of 8 columns to 8 rows of 16. Lane 0 takes source rows 0..7, lane 1 rows 8..15, so that
@@ -155,6 +166,14 @@ FB_INLINE void fb_transpose_256(const uint16_t *src, int64_t src_stride, uint32_
         fb_ref_transpose(src + whole_cols, src_stride, whole_rows, cols - whole_cols,
                          dst + whole_cols * dst_stride, dst_stride, false);
     }
+}
+
+FB_INLINE uint64_t fb_add_lanes(__m256i v)
+{
+    uint64_t lanes[4];
+
+    _mm256_storeu_si256((__m256i *)lanes, v);
+    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
 }
 
 /* Head or tail of a range that does not fill a line. */

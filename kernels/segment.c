@@ -3,8 +3,9 @@
  * Encoding works in batches that stay in the first-level cache: rows are quantized into a sink,
  * which adds whole lines to the sum while it streams them to the segment. Decoding sums the
  * segment first, which brings it near, and then decodes from there. So the sum costs no trip to
- * memory, and each byte of the engine's cache and of the segment is touched once.
- * Stateless; any thread. Stack: below 48 KiB. */
+ * memory of its own. Later batches, and while decoding the next segment, are prefetched: pages are
+ * scattered, and the processor does not guess where rows go on.
+ * Stateless; any thread. Stack: below 64 KiB. */
 #include "kernels/fpenv.h"
 #include "kernels/paged.h"
 #include "proto/sum.h"
@@ -12,13 +13,12 @@
 #include <string.h>
 
 #define BATCH_BYTES   2048u /* of source rows that are coded together */
-#define BATCHES_AHEAD 2u    /* prefetched while one is coded */
+#define BATCHES_AHEAD 3u    /* prefetched while one is coded */
 #define FLUSH_BYTES   512u  /* a sink sends lines when it has these */
 
-#define TILE_BYTES (FB_MAX_QUANT_ROW * 2u) /* one row of any quantized section */
-#define SINK_BYTES                                                                 \
-    (FB_MAX_QUANT_ROW * 4u) /* codes or scales of one such row, whatever its group \
-                             */
+/* One row of any quantized section; its codes or its scales, whatever the group. */
+#define TILE_BYTES (FB_MAX_QUANT_ROW * 2u)
+#define SINK_BYTES (FB_MAX_QUANT_ROW * 4u)
 
 _Static_assert(SINK_BYTES % FB_LINE_BYTES == 0, "a full sink is flushed whole");
 _Static_assert(FB_ARRAY_ALIGN % FB_LINE_BYTES == 0, "arrays start on lines");
@@ -44,6 +44,8 @@ struct rows_job {
     uint32_t head;
     uint32_t elem_bytes;
     uint32_t first_token; /* of the page that has row 0 */
+
+    const struct rows_job *next; /* coded after this one, or NULL */
 };
 
 static void sink_init(struct sink *s, const struct fb_kernels *k, uint8_t *segment, uint64_t offset)
@@ -128,9 +130,14 @@ static struct fb_run job_run(const struct rows_job *job, uint32_t row, uint32_t 
     return fb_map_run(job->map, job->first_token + row, rows);
 }
 
+/* Start reading a batch of rows; those past the last are the next job's. */
 static void job_prefetch(const struct rows_job *job, uint32_t row)
 {
-    if (row < job->place.rows && job->section->row_elems <= FB_MAX_QUANT_ROW) {
+    while (job && row >= job->place.rows) {
+        row -= job->place.rows;
+        job = job->next;
+    }
+    if (job && job->section->row_elems <= FB_MAX_QUANT_ROW) {
         struct fb_run run = job_run(job, row, job->place.rows, BATCH_BYTES);
         struct fb_tile tile = job_tile(job, &run, 0, job->section->row_elems);
 
@@ -198,11 +205,13 @@ static uint64_t encode_quantized(const struct rows_job *job, uint8_t *segment, u
 static void decode_prefetch(const struct rows_job *job, uint32_t row, uint32_t rows,
                             const uint8_t *segment)
 {
-    uintptr_t at = (uintptr_t)segment + job->segment_bytes + job->place.codes_offset;
-    uintptr_t end = at + (uint64_t)(row + rows) * job->place.row_bytes;
+    uint64_t skip = job->segment_bytes + job->place.codes_offset;
+    uintptr_t at = (uintptr_t)segment + skip + (uint64_t)row * job->place.row_bytes;
+    uint64_t bytes = (uint64_t)rows * job->place.row_bytes;
 
-    for (at += (uint64_t)row * job->place.row_bytes; at < end; at += FB_LINE_BYTES) {
-        __builtin_prefetch((const void *)at, 0, 2);
+    bytes = bytes < TILE_BYTES ? bytes : TILE_BYTES;
+    for (uint64_t i = 0; i < bytes; i += FB_LINE_BYTES) {
+        __builtin_prefetch((const void *)(at + i), 0, 2);
     }
 }
 
@@ -280,6 +289,10 @@ static uint32_t jobs_init(struct rows_job jobs[FB_MAX_SECTIONS], const struct fb
         if (job_init(&jobs[n], k, l, layer, i, views)) {
             jobs[n].map = map;
             jobs[n].head = head;
+            jobs[n].next = NULL;
+            if (n) {
+                jobs[n - 1].next = &jobs[n];
+            }
             n++;
         }
     }
@@ -304,9 +317,9 @@ enum fb_status fb_segment_encode(const struct fb_kernels *k, const struct fb_lay
         if (!fb_map_covers(map, jobs[i].first_token, jobs[i].place.rows)) {
             return FB_EINVAL;
         }
-        for (uint32_t b = 0; b < BATCHES_AHEAD; b++) {
-            job_prefetch(&jobs[i], b * job_batch(&jobs[i], BATCH_BYTES));
-        }
+    }
+    for (uint32_t b = 0; n && b < BATCHES_AHEAD; b++) {
+        job_prefetch(&jobs[0], b * job_batch(&jobs[0], BATCH_BYTES));
     }
     fb_fpenv saved = fb_fpenv_enter();
 

@@ -178,6 +178,8 @@ struct fb_put_part {
     uint32_t layer_count; /* 0: all */
 };
 
+#define FB_PUT_MAX_PAGES 4096 /* of one put; all of a pool together, or it gets FB_AGAIN */
+
 /* Reserve slots for consecutive pages.
  * chain         [pages, FB_CHAIN_BYTES]
  * parent        chain hash of the page before, NULL where position is 0

@@ -47,10 +47,11 @@ static enum fb_status list_hit(struct fb_hit *hit, const struct fb_link *link)
     pthread_mutex_lock(&pool->mutex);
     if (!fb_link_is_current(pool, link)) {
         status = FB_ECONN;
-    } else if (pool->held + FB_HIT_MAX_LEASES > FB_MAX_HELD) {
+    } else if (pool->held + hit->lease_count > FB_MAX_HELD) {
         status = FB_AGAIN;
     } else {
-        pool->held += FB_HIT_MAX_LEASES;
+        hit->held = hit->lease_count;
+        pool->held += hit->held;
         hit->incarnation = pool->info.incarnation;
         LIST_INSERT_HEAD(&pool->hits, hit, link);
     }
@@ -61,7 +62,7 @@ static enum fb_status list_hit(struct fb_hit *hit, const struct fb_link *link)
 static void unlist_hit(struct fb_hit *hit)
 {
     pthread_mutex_lock(&hit->pool->mutex);
-    hit->pool->held -= FB_HIT_MAX_LEASES;
+    hit->pool->held -= hit->held;
     LIST_REMOVE(hit, link);
     pthread_mutex_unlock(&hit->pool->mutex);
 }

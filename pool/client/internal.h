@@ -73,6 +73,7 @@ struct fb_hit {
     uint32_t capacity; /* pages that locations has room for, per space */
     uint64_t leases[FB_HIT_MAX_LEASES];
     uint32_t lease_count;
+    uint32_t held;        /* what the pool counts for it; a successor gives no more leases */
     uint64_t incarnation; /* of the daemon that gave the leases */
     _Atomic bool lost;    /* a lease has ended, not by us */
     struct fb_map_refs refs;

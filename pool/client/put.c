@@ -3,6 +3,8 @@
 
 #include <stdlib.h>
 
+_Static_assert(FB_PUT_MAX_PAGES == FB_MAX_HELD, "the limit that forebay.h names");
+
 /* --- reserving --- */
 
 static struct fb_put *make_put(struct fb_pool *pool, struct fb_pool_space *space,
@@ -173,7 +175,8 @@ enum fb_status fb_put_begin(struct fb_pool *pool, struct fb_pool_space *space, c
     struct fb_put *put;
     enum fb_status status;
 
-    if (pages == 0 || (position > 0 && !parent && space->rule == FB_RULE_FULL)) {
+    if (pages == 0 || pages > FB_PUT_MAX_PAGES ||
+        (position > 0 && !parent && space->rule == FB_RULE_FULL)) {
         return FB_EINVAL;
     }
     put = make_put(pool, space, part, pages);
