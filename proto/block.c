@@ -1,6 +1,8 @@
 /* Block layout with checked arithmetic; header checks. */
 #include "proto/block.h"
 
+#include "proto/assert.h"
+
 #include <isa-l/crc.h>
 #include <string.h>
 
@@ -156,9 +158,21 @@ uint32_t fb_crc32c(const void *data, size_t bytes)
     return ~crc;
 }
 
+/* Only the sums of planes that there are: a reader touches a few lines, not the whole page. */
+static uint32_t header_crc(const struct fb_block_header *h)
+{
+    size_t bytes = offsetof(struct fb_block_header, plane_sums) + 8 * (size_t)h->plane_count;
+    struct fb_block_header copy;
+
+    memcpy(&copy, h, bytes);
+    copy.crc = 0;
+    return fb_crc32c(&copy, bytes);
+}
+
 void fb_block_header_seal(struct fb_block_header *h)
 {
-    h->crc = fb_crc32c(h, offsetof(struct fb_block_header, crc));
+    FB_ASSERT(h->plane_count <= FB_MAX_PLANES);
+    h->crc = header_crc(h);
 }
 
 enum fb_status fb_block_header_check(const struct fb_block_header *h, struct fb_error *error)
@@ -173,7 +187,7 @@ enum fb_status fb_block_header_check(const struct fb_block_header *h, struct fb_
     if (h->state != FB_BLOCK_COMMITTED) {
         return fb_error_set(error, FB_MISS, "block: not committed");
     }
-    if (h->crc != fb_crc32c(h, offsetof(struct fb_block_header, crc))) {
+    if (h->plane_count > FB_MAX_PLANES || h->crc != header_crc(h)) {
         return fb_error_set(error, FB_ECORRUPT, "block: header does not match its CRC32C");
     }
     return FB_OK;

@@ -43,11 +43,10 @@ struct __attribute__((packed)) fb_block_header {
     uint32_t plane_count;
     uint32_t layer_count;
     uint32_t page_tokens;
-    uint32_t reserved;
+    uint32_t crc;      /* CRC32C from magic to the last plane's sum, taken as 0 itself */
     uint64_t sequence; /* commits of this pool so far, for order after a restart */
     uint64_t plane_sums[FB_MAX_PLANES];
-    uint8_t pad[FB_BLOCK_HEADER_BYTES - 144 - 8 * FB_MAX_PLANES - 4];
-    uint32_t crc; /* CRC32C of all bytes before it */
+    uint8_t pad[FB_BLOCK_HEADER_BYTES - 144 - 8 * FB_MAX_PLANES];
 };
 _Static_assert(sizeof(struct fb_block_header) == FB_BLOCK_HEADER_BYTES, "block header");
 

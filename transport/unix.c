@@ -192,7 +192,7 @@ enum fb_status fb_unix_listen(const char *path, mode_t mode, gid_t group, int *r
                               struct fb_error *error)
 {
     struct sockaddr_un address;
-    struct fb_channel *probe;
+    struct fb_channel *probe = NULL;
     enum fb_status status = make_address(path, &address, error);
     int fd;
 

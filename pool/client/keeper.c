@@ -464,6 +464,7 @@ static void read_control(struct keeper *k)
     size_t bytes;
     enum fb_status status;
 
+    FB_ASSERT(link);
     while ((status = fb_channel_recv(link->channel, link->rx, sizeof(link->rx), &bytes, link->fds,
                                      &link->fd_count)) == FB_OK) {
         if (fb_wire_parse_reply(link->rx, bytes, &m, NULL) == FB_OK &&

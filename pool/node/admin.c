@@ -6,6 +6,7 @@
 #include "proto/forebay.pb-c.h"
 #include "transport/grpc_server.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/queue.h>
@@ -259,7 +260,7 @@ static void answer_watch(struct fb_admin *admin, struct admin_call *call)
     if (!q || strlen(q->tenant) > FB_MAX_TENANT_CHARS) {
         fail(call, q ? FB_EINVAL : FB_EPROTO, "malformed WatchRequest");
     } else {
-        strcpy(call->tenant, q->tenant);
+        snprintf(call->tenant, sizeof(call->tenant), "%s", q->tenant);
         call->next_event = fb_node_event_count(fb_reactor_node(admin->reactor));
         LIST_INSERT_HEAD(&admin->watchers, call, link);
     }

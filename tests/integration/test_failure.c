@@ -97,8 +97,8 @@ static int act_stage(char **args)
         write_for_ever(&f, stage);
     }
     actor_say(stage);
-    actor_wait();
-    return EXIT_SUCCESS;
+    actor_wait(); /* for its death */
+    return EXIT_FAILURE;
 }
 
 static void killed_clients_leave_nothing(void **state)

@@ -446,7 +446,7 @@ static void tenant_stays_in_its_share(void **state)
 static void any_request(struct raw *r, struct fixture *f, uint64_t *random)
 {
     enum fb_msg type = (enum fb_msg)(FB_MSG_SPACE + random_below(random, FB_MSG_RESUME - 1));
-    uint8_t body[64] = {0}, data[4 * FB_KEY_BYTES];
+    uint8_t body[128] = {0}, data[4 * FB_KEY_BYTES];
     static const struct {
         size_t body_bytes;
         uint32_t count_at; /* word of the fixed part that counts */
@@ -481,7 +481,7 @@ static void any_request(struct raw *r, struct fixture *f, uint64_t *random)
         struct fb_reserve_request request = {
             .count = 1, .plane_count = 1, .layer_count = 1 + random_below(random, 2)};
 
-        memcpy(body, &request, sizeof(request) < sizeof(body) ? sizeof(request) : sizeof(body));
+        memcpy(body, &request, sizeof(request));
     } else if (type == FB_MSG_HINT) {
         memcpy(body + 8, &one, 4); /* a priority: no single flip makes it a time to live */
     }
@@ -534,8 +534,8 @@ static int act_noise(char **args)
         raw_close(r);
     }
     actor_say("done");
-    actor_wait();
-    return EXIT_SUCCESS;
+    actor_wait(); /* for its death */
+    return EXIT_FAILURE;
 }
 
 static void noise_loses_nothing(void **state)

@@ -116,6 +116,8 @@ static int act_load(char **args)
     }
     ACTOR_CHECK(hits > 0);
     fb_close(f.pool);
+    engine_fini(&f.from);
+    engine_fini(&f.to);
     actor_say("done");
     return EXIT_SUCCESS;
 }
@@ -303,7 +305,7 @@ static void put_does_not_outlive_the_daemon(void **state)
 }
 
 /* SOCKET: hold a lease; when told, read what it is on. */
-static int act_hold(char **args)
+static _Noreturn void act_hold(char **args)
 {
     enum fb_status statuses[FIXTURE_PAGES];
     struct fixture f = {0};
@@ -326,7 +328,7 @@ static int act_hold(char **args)
     engine_clear(&f.to, 0);
     ACTOR_CHECK(fb_get(hit, &t, 0, statuses) == FB_OK);
     ACTOR_CHECK(engine_equal(&f.from, &f.to, engine_all(&f.to)));
-    return EXIT_SUCCESS;
+    _exit(EXIT_SUCCESS); /* without a word */
 }
 
 /* A process that does not come back may still read: nothing is reused before it does or dies. */
@@ -451,7 +453,7 @@ int main(int argc, char **argv)
         return act_load(argv + 2);
     }
     if (argc > 2 && strcmp(argv[1], "hold") == 0) {
-        return act_hold(argv + 2);
+        act_hold(argv + 2);
     }
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -305,12 +305,13 @@ def check_header(what, b, header, plane_bytes, plane_sums):
     start += struct.pack("<QQQIIIIQ", 7 + i, block_bytes, plane_bytes, len(plane_sums),
                          len(m["layers"]), m["page_tokens"], 0, 1000 + i)
     start += struct.pack(f"<{len(plane_sums)}Q", *plane_sums)
+    crc = crc32c(start)
+    check(f"{what}: header CRC", crc, b["header_crc"])
+    start = start[:132] + struct.pack("<I", crc) + start[136:]
     check(f"{what}: header", start.hex(), b["header_start"])
     check(f"{what}: block_bytes", block_bytes, b["block_bytes"])
     check(f"{what}: plane_bytes", plane_bytes, b["plane_bytes"])
-    crc = crc32c(header[:4092])
-    check(f"{what}: header CRC", crc, b["header_crc"])
-    header[4092:] = struct.pack("<I", crc)
+    header[132:136] = struct.pack("<I", crc)
 
 
 def main():
