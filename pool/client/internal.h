@@ -13,6 +13,7 @@
 #include <sys/queue.h>
 #include <time.h>
 
+#define FB_MAP_BUCKETS      256
 #define FB_MAX_IDLE_LINKS   8
 #define FB_MAX_UNANSWERED   16               /* posts; more could fill the socket */
 #define FB_MAX_HELD         FB_WIRE_MAX_KEYS /* leases and claims: their renewal is one message */
@@ -41,6 +42,7 @@ struct fb_map {
     uint32_t chunk;
     uint32_t refs; /* hits and puts that have looked into it */
     bool retired;  /* the daemon wants it back */
+    bool touched;  /* by fb_map_touch */
     uint8_t *base;
     uint64_t bytes;
     uint64_t slot_bytes;
@@ -127,7 +129,7 @@ struct fb_pool {
     uint64_t attempts; /* counts connections tried */
     struct fb_link_list idle;
     uint32_t idle_count;
-    struct fb_map_list maps;
+    struct fb_map_list maps[FB_MAP_BUCKETS]; /* by chunk id */
     struct fb_space_list spaces;
     struct fb_hit_list hits;
     struct fb_put_list puts;
@@ -206,6 +208,9 @@ enum fb_status fb_map_slot(struct fb_pool *pool, struct fb_map_refs *refs,
                            uint64_t deadline_ns, uint8_t **ret_slot);
 void fb_map_release(struct fb_pool *pool, struct fb_map_refs *refs);
 void fb_map_retire(struct fb_pool *pool, uint32_t chunk); /* unmap when nobody looks into it */
+/* Fill the page tables of chunks mapped since the last call, so that transfers do not fault page by
+ * page. Keeper only: a chunk of 1 GiB takes some ten milliseconds. */
+void fb_map_touch(struct fb_pool *pool);
 void fb_map_destroy_all(struct fb_pool *pool);
 
 #endif

@@ -129,13 +129,15 @@ static enum fb_status announce_maps(struct keeper *k)
     struct fb_map *map;
 
     pthread_mutex_lock(&pool->mutex);
-    LIST_FOREACH(map, &pool->maps, link) {
-        n++;
+    for (uint32_t i = 0; i < FB_MAP_BUCKETS; i++) {
+        LIST_FOREACH(map, &pool->maps[i], link) {
+            n++;
+        }
     }
     chunks = calloc(n + 1, sizeof(*chunks));
     n = 0;
-    LIST_FOREACH(map, &pool->maps, link) {
-        if (chunks) {
+    for (uint32_t i = 0; i < FB_MAP_BUCKETS && chunks; i++) {
+        LIST_FOREACH(map, &pool->maps[i], link) {
             chunks[n++] = map->chunk;
         }
     }
@@ -529,6 +531,7 @@ void *fb_keeper_main(void *pool)
                 disconnect(&k);
             }
         } else {
+            fb_map_touch(k.pool);
             wait_for_work(&k);
         }
     }

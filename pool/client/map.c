@@ -5,11 +5,16 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+static struct fb_map_list *bucket_of(struct fb_pool *pool, uint32_t chunk)
+{
+    return &pool->maps[chunk % FB_MAP_BUCKETS];
+}
+
 static struct fb_map *find_map(struct fb_pool *pool, uint32_t chunk)
 {
     struct fb_map *map;
 
-    LIST_FOREACH(map, &pool->maps, link) {
+    LIST_FOREACH(map, bucket_of(pool, chunk), link) {
         if (map->chunk == chunk) {
             return map;
         }
@@ -50,12 +55,14 @@ void fb_map_retire(struct fb_pool *pool, uint32_t chunk)
 
 void fb_map_destroy_all(struct fb_pool *pool)
 {
-    while (!LIST_EMPTY(&pool->maps)) {
-        struct fb_map *map = LIST_FIRST(&pool->maps);
+    for (uint32_t i = 0; i < FB_MAP_BUCKETS; i++) {
+        while (!LIST_EMPTY(&pool->maps[i])) {
+            struct fb_map *map = LIST_FIRST(&pool->maps[i]);
 
-        LIST_REMOVE(map, link);
-        munmap(map->base, map->bytes);
-        free(map);
+            LIST_REMOVE(map, link);
+            munmap(map->base, map->bytes);
+            free(map);
+        }
     }
 }
 
@@ -131,8 +138,9 @@ static enum fb_status acquire(struct fb_pool *pool, uint32_t chunk, uint64_t dea
         pthread_mutex_lock(&pool->mutex);
         map = find_map(pool, chunk);
         if (!map) {
-            LIST_INSERT_HEAD(&pool->maps, made, link);
+            LIST_INSERT_HEAD(bucket_of(pool, chunk), made, link);
             pool->info.bytes_mapped += made->bytes;
+            fb_keeper_wake(pool);
             map = made;
             made = NULL;
         }
@@ -179,15 +187,54 @@ enum fb_status fb_map_slot(struct fb_pool *pool, struct fb_map_refs *refs,
     return FB_OK;
 }
 
+/* The mutex is held. */
+static void drop_ref(struct fb_pool *pool, struct fb_map *map)
+{
+    if (--map->refs == 0 && map->retired) {
+        unmap(pool, map);
+    }
+}
+
+static struct fb_map *next_untouched(struct fb_pool *pool)
+{
+    struct fb_map *map;
+
+    for (uint32_t i = 0; i < FB_MAP_BUCKETS; i++) {
+        LIST_FOREACH(map, &pool->maps[i], link) {
+            if (!map->touched && !map->retired) {
+                return map;
+            }
+        }
+    }
+    return NULL;
+}
+
+void fb_map_touch(struct fb_pool *pool)
+{
+#ifdef MADV_POPULATE_WRITE
+    struct fb_map *map;
+
+    pthread_mutex_lock(&pool->mutex);
+    while (!pool->stopping && (map = next_untouched(pool))) {
+        map->touched = true;
+        map->refs++;
+        pthread_mutex_unlock(&pool->mutex);
+        madvise(map->base, map->bytes, MADV_POPULATE_WRITE);
+        pthread_mutex_lock(&pool->mutex);
+        drop_ref(pool, map);
+    }
+    pthread_mutex_unlock(&pool->mutex);
+#else
+    (void)pool;
+    (void)next_untouched;
+#endif
+}
+
 void fb_map_release(struct fb_pool *pool, struct fb_map_refs *refs)
 {
     pthread_mutex_lock(&pool->mutex);
     for (uint32_t i = 0; i < refs->count; i++) {
-        struct fb_map *map = refs->list[i];
-
-        if (--map->refs == 0 && map->retired) {
-            unmap(pool, map);
-        }
+        drop_ref(pool, refs->list[i]);
     }
     pthread_mutex_unlock(&pool->mutex);
     free(refs->list);

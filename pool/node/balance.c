@@ -8,6 +8,7 @@
 
 #define DECAY_NS     (2ull * 1000 * 1000 * 1000)
 #define MOVE_REST_NS (250ull * 1000 * 1000)
+#define ASK_NS       (1ull * 1000 * 1000 * 1000)
 #define CLEARLY      2 /* times as many hits a byte */
 #define MIN_EVIDENCE 64
 #define SAMPLE       8 /* one key in so many is remembered; each ghost hit then counts as many */
@@ -190,8 +191,27 @@ void fb_balance_try_reap(struct fb_node *node, struct fb_chunk *chunk)
     }
 }
 
+/* Chunks on their way out are asked for again: a reader may have mapped one since, and a message
+ * to a client that is busy may have been lost. */
+static void ask_again(struct fb_node *node)
+{
+    for (uint32_t i = 0; i < node->class_count; i++) {
+        struct fb_chunk *chunk = NULL;
+
+        while ((chunk = fb_host_next_in_class(node->host, (uint16_t)i, chunk))) {
+            if (chunk->retiring) {
+                fb_client_notify_unmap(node, chunk);
+            }
+        }
+    }
+}
+
 void fb_balance_tick(struct fb_node *node)
 {
+    if (node->now_ns - node->asked_ns >= ASK_NS) {
+        node->asked_ns = node->now_ns;
+        ask_again(node);
+    }
     if (node->now_ns - node->decayed_ns < DECAY_NS) {
         return;
     }

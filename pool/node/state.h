@@ -216,6 +216,7 @@ struct fb_node {
     uint64_t started_ns;
     uint64_t drain_deadline_ns;
     uint64_t decayed_ns;
+    uint64_t asked_ns; /* when retiring chunks were last asked for */
     uint64_t incarnation;
     uint64_t sequence; /* commits */
     char id[33];       /* of this node, kept with its chunks */

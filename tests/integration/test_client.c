@@ -568,6 +568,54 @@ static void many_hits_are_released_in_a_row(void **state)
     engine_fini(&e);
 }
 
+/* A chunk that is to change its slot size is mapped by a reader only after it was asked for back.
+ */
+static void late_map_does_not_keep_a_chunk(void **state)
+{
+    enum { CHUNKS = 16, STEP = 10 }; /* of 2 MiB; about 11 chains fill one */
+    struct fixture *f = *state;
+    uint64_t chains = (32ull << 20) / (FIXTURE_PAGES * f->from.layout.block_bytes);
+    enum fb_status statuses[FIXTURE_PAGES], status;
+    uint64_t until = clock_ms() + DAEMON_WAIT_MS;
+    struct fb_pool_space *mine = f->space, *large;
+    struct fb_pool *writer = f->pool;
+    struct fb_hit *hits[2 * CHUNKS];
+    struct fb_manifest m;
+    struct engine e;
+    uint32_t n = 0;
+
+    for (uint64_t seed = 0; seed < chains; seed++) {
+        fixture_put(f, seed);
+    }
+    assert_int_equal(fb_open(f->daemon.socket, NULL, &f->pool, NULL), FB_OK);
+    assert_int_equal(fb_pool_space_open(f->pool, &f->manifest, &f->space, NULL), FB_OK);
+    for (uint64_t seed = chains / 2; seed < chains && n < 2 * CHUNKS; seed += STEP / 2) {
+        fixture_use(f, seed);
+        hits[n++] = fixture_lookup(f);
+    }
+    manifest_make(&m, 2, 4, 128, FB_CODEC_RAW);
+    make_engine(&e, &m, 64, 1);
+    assert_int_equal(fb_pool_space_open(writer, &m, &large, NULL), FB_OK);
+    fixture_use(f, 1);
+    engine_fill(&e, 1);
+    engine_put(&e, writer, large, f->chain[0], 0, 1);
+    daemon_await_metric(&f->daemon, "forebay_chunks_moved_total", 1);
+    for (uint32_t i = 0; i < n; i++) {
+        struct fb_transfer t = engine_transfer(&f->to, 0, fb_hit_pages(hits[i]));
+
+        fb_get(hits[i], &t, 0, statuses); /* blocks of that chunk may be gone */
+        fb_hit_release(hits[i]);
+    }
+    do {
+        status = engine_put(&e, writer, large, f->chain[0], 0, 1);
+    } while (status == FB_AGAIN && clock_ms() < until);
+    assert_int_equal(status, FB_OK);
+    fb_close(f->pool);
+    f->pool = writer;
+    f->space = mine;
+    engine_fini(&e);
+}
+
 enum { THREADS = 8, ROUNDS = 30, CHAINS = 12 };
 
 struct worker {
@@ -743,6 +791,7 @@ int main(int argc, char **argv)
         TEST(family_hits_what_all_have),
         TEST(long_chain_takes_several_messages),
         TEST(many_hits_are_released_in_a_row),
+        TEST(late_map_does_not_keep_a_chunk),
         TEST(threads_share_a_pool),
         TEST(hints_say_what_they_did),
         TEST(good_block_is_not_rejected),
