@@ -3,8 +3,11 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdlib.h>
 
 #include <cmocka.h>
+
+#define PUT_PAGES 3000 /* of one put, at most */
 
 void fixture_manifest(struct fb_manifest *m)
 {
@@ -56,6 +59,52 @@ void fixture_check(struct fixture *f, uint64_t seed)
     assert_int_equal(engine_get(&f->to, f->pool, f->space, f->chain[0], &arrived), FB_OK);
     assert_int_equal(arrived, FIXTURE_PAGES);
     assert_true(engine_equal(&f->from, &f->to, engine_all(&f->to)));
+}
+
+struct fb_pool_space *fixture_open_space(struct fixture *f, const struct fb_manifest *m)
+{
+    struct fb_pool_space *space;
+    struct fb_error error;
+
+    if (fb_pool_space_open(f->pool, m, &space, &error) != FB_OK) {
+        fail_msg("%s", error.text);
+    }
+    return space;
+}
+
+void fixture_engine(struct engine *e, const struct fb_manifest *m, uint32_t block_tokens,
+                    uint32_t pages)
+{
+    assert_true(engine_init(e, m, block_tokens, pages));
+}
+
+void fixture_round_trip(struct fixture *f, const struct fb_manifest *m, uint32_t block_tokens,
+                        uint32_t pages, uint64_t seed)
+{
+    struct fb_pool_space *space = fixture_open_space(f, m);
+    uint8_t *chain = malloc((size_t)pages * FB_CHAIN_BYTES);
+    struct engine from, to;
+    uint32_t arrived;
+
+    assert_non_null(chain);
+    fixture_engine(&from, m, block_tokens, pages);
+    fixture_engine(&to, m, block_tokens, pages);
+    chain_make(seed, m->page_tokens, pages, chain);
+    engine_fill(&from, seed);
+    engine_clear(&to, 0xa5);
+    assert_int_equal(engine_get(&to, f->pool, space, chain, &arrived), FB_MISS);
+    for (uint32_t first = 0; first < pages; first += PUT_PAGES) {
+        uint32_t some = pages - first < PUT_PAGES ? pages - first : PUT_PAGES;
+
+        assert_int_equal(engine_put(&from, f->pool, space, chain, first, some), FB_OK);
+    }
+    assert_int_equal(engine_get(&to, f->pool, space, chain, &arrived), FB_OK);
+    assert_int_equal(arrived, pages);
+    engine_round(&from);
+    assert_true(engine_equal(&from, &to, engine_all(&to)));
+    engine_fini(&from);
+    engine_fini(&to);
+    free(chain);
 }
 
 struct fb_hit *fixture_lookup(struct fixture *f)

@@ -30,6 +30,15 @@ void fixture_use(struct fixture *f, uint64_t seed);
 void fixture_put(struct fixture *f, uint64_t seed);
 void fixture_check(struct fixture *f, uint64_t seed);
 
+/* Another space of the pool, another engine. */
+struct fb_pool_space *fixture_open_space(struct fixture *f, const struct fb_manifest *m);
+void fixture_engine(struct engine *e, const struct fb_manifest *m, uint32_t block_tokens,
+                    uint32_t pages);
+
+/* What such a space's engine puts is what another one, with the same blocks, gets. */
+void fixture_round_trip(struct fixture *f, const struct fb_manifest *m, uint32_t block_tokens,
+                        uint32_t pages, uint64_t seed);
+
 /* Look up the chain in use. */
 struct fb_hit *fixture_lookup(struct fixture *f);
 
