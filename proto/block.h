@@ -16,6 +16,13 @@
 
 #include "proto/manifest.h"
 
+#ifdef __cplusplus
+#define FB_STATIC_ASSERT static_assert
+extern "C" {
+#else
+#define FB_STATIC_ASSERT _Static_assert
+#endif
+
 #define FB_KEY_BYTES          32
 #define FB_BLOCK_ALIGN        4096u
 #define FB_ARRAY_ALIGN        128u
@@ -48,7 +55,7 @@ struct __attribute__((packed)) fb_block_header {
     uint64_t plane_sums[FB_MAX_PLANES];
     uint8_t pad[FB_BLOCK_HEADER_BYTES - 144 - 8 * FB_MAX_PLANES];
 };
-_Static_assert(sizeof(struct fb_block_header) == FB_BLOCK_HEADER_BYTES, "block header");
+FB_STATIC_ASSERT(sizeof(struct fb_block_header) == FB_BLOCK_HEADER_BYTES, "block header");
 
 /* Offsets and sizes in bytes, from a valid manifest. */
 struct fb_layout {
@@ -119,4 +126,7 @@ enum fb_status fb_block_header_match(const struct fb_block_header *h,
                                      const uint8_t space[FB_SPACE_ID_BYTES],
                                      const uint8_t key[FB_KEY_BYTES], const struct fb_layout *l);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

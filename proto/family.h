@@ -10,6 +10,10 @@
 
 #include "proto/manifest.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define FB_MAX_FAMILY 16 /* spaces of one family */
 
 struct fb_family_member {
@@ -36,4 +40,7 @@ static inline uint32_t fb_family_first(enum fb_rule rule, uint32_t window_pages,
 /* Longest prefix in pages, at most `pages`, that satisfies every member. */
 uint32_t fb_family_prefix(const struct fb_family_member *members, uint32_t count, uint32_t pages);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -24,7 +24,8 @@ struct fb_channel_ops {
                            const int *fds, uint32_t fd_count);
 
     /* Receive one packet. Descriptors become the caller's, at most FB_CHANNEL_MAX_FDS.
-     * returns FB_OK | FB_AGAIN (nothing there) | FB_EPROTO (cut or empty packet) | FB_ECONN */
+     * returns FB_OK | FB_AGAIN (nothing there) | FB_EPROTO (cut packet) | FB_ECONN (or an empty
+     * packet, which looks like the end) */
     enum fb_status (*recv)(struct fb_channel *channel, void *packet, size_t capacity,
                            size_t *ret_bytes, int *ret_fds, uint32_t *ret_fd_count);
 

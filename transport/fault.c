@@ -58,7 +58,7 @@ static enum fb_status fault_send(struct fb_channel *channel, const void *packet,
     if (bytes > 1 && strikes(c, c->faults.truncate)) {
         return fb_channel_send(c->inner, packet, bytes / 2, fds, fd_count);
     }
-    if (strikes(c, c->faults.flip)) {
+    if (bytes > 0 && strikes(c, c->faults.flip)) {
         return send_flipped(c, packet, bytes, fds, fd_count);
     }
     if (strikes(c, c->faults.duplicate)) {

@@ -229,3 +229,11 @@ void fb_chunk_unlink(int dir_fd, uint32_t id)
     make_name(name, id, "");
     unlinkat(dir_fd, name, 0);
 }
+
+bool fb_chunk_exists(int dir_fd, uint32_t id)
+{
+    char name[NAME_BYTES];
+
+    make_name(name, id, "");
+    return faccessat(dir_fd, name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+}

@@ -68,6 +68,9 @@ enum fb_status fb_chunk_open(int dir_fd, const char *name, struct fb_chunk_file 
 void fb_chunk_close(struct fb_chunk_file *file);
 void fb_chunk_unlink(int dir_fd, uint32_t id);
 
+/* Whether a file has the name of that chunk: one set aside keeps it. */
+bool fb_chunk_exists(int dir_fd, uint32_t id);
+
 /* Whether a directory entry is called like a chunk. */
 bool fb_chunk_is_name(const char *name);
 

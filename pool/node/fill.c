@@ -252,6 +252,10 @@ static void published(void *arg, enum fb_status status)
         fb_metrics_add(node->metrics, FB_METRIC_COMMITTED_BLOCKS, 1);
         fb_event_push(node, FB_EVENT_COMMITTED, space->tenant, space->id,
                       fb_index_key(node->index, fill->entry), 1);
+        /* The others went when the chunk was given up; this one would keep it from going. */
+        if (fb_host_chunk(node->host, fill->where.chunk)->retiring) {
+            fb_block_drop(node, fill->entry);
+        }
     } else {
         fb_block_drop(node, fill->entry);
         fb_metrics_add(node->metrics, FB_METRIC_ABORTED_BLOCKS, 1);

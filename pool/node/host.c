@@ -60,14 +60,19 @@ static struct host_tier *host_of(const struct fb_tier *tier)
 
 /* --- chunks --- */
 
+/* Not one whose name a file that was set aside has. */
 static uint32_t new_chunk_id(struct host_tier *t)
 {
     for (uint32_t i = 0; i < PLACES; i++) {
-        uint32_t place = t->next_place++ % PLACES;
+        uint32_t place = t->next_place++ % PLACES, id;
 
-        if (!t->places[place]) {
-            t->generations[place] = (uint16_t)(t->generations[place] % MAX_GENERATION + 1);
-            return (uint32_t)t->generations[place] << PLACE_BITS | place;
+        if (t->places[place]) {
+            continue;
+        }
+        t->generations[place] = (uint16_t)(t->generations[place] % MAX_GENERATION + 1);
+        id = (uint32_t)t->generations[place] << PLACE_BITS | place;
+        if (!fb_chunk_exists(t->options.dir_fd, id)) {
+            return id;
         }
     }
     return 0;

@@ -46,7 +46,7 @@ struct fb_host_options {
 enum fb_status fb_host_create(const struct fb_host_options *options, struct fb_tier **ret_tier);
 
 /* Take over a chunk file found at start. Its slots are free until fb_host_take.
- * returns FB_OK | FB_ENOMEM */
+ * returns FB_OK | FB_EXISTS (another chunk has its place) | FB_ENOMEM */
 enum fb_status fb_host_adopt(struct fb_tier *tier, const struct fb_chunk_file *file,
                              uint16_t tenant, uint16_t class_id, struct fb_chunk **ret_chunk);
 

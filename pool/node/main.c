@@ -147,7 +147,8 @@ int main(int argc, char **argv)
     case FB_CONFIG_PRINT: fb_config_print_sample(stdout); return EXIT_SUCCESS;
     case FB_CONFIG_VERSION: printf("forebayd %s\n", FOREBAY_VERSION); return EXIT_SUCCESS;
     case FB_CONFIG_CHECK:
-        if (fb_config_check(&daemon.config, memory_bytes(), &error) != FB_OK) {
+        if (fb_config_check(&daemon.config, memory_bytes(), &error) != FB_OK ||
+            fb_node_check_config(&daemon.config, &error) != FB_OK) {
             fprintf(stderr, "forebayd: %s\n", error.text);
             return EXIT_FAILURE;
         }

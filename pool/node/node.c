@@ -1,5 +1,6 @@
 /* Node: putting together, time, draining, status. */
 #include "pool/node/state.h"
+#include "pool/policy/policy.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,6 +10,7 @@
 #include <sys/file.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #define TICK_NS         (100ull * 1000 * 1000)
@@ -142,6 +144,28 @@ static enum fb_status init_tenant(struct fb_node *node, uint32_t i, gid_t gid,
     return status;
 }
 
+enum fb_status fb_node_check_config(const struct fb_config *config, struct fb_error *error)
+{
+    const size_t most = sizeof(((struct sockaddr_un *)0)->sun_path) - 1;
+
+    if (!fb_policy_find(config->policy)) {
+        return fb_error_set(error, FB_EINVAL, "policy: \"%s\" is not one; expected %s",
+                            config->policy, fb_policy_name(0));
+    }
+    for (uint32_t i = 0; i < config->tenant_count; i++) {
+        size_t length =
+            strlen(config->run_dir) + strlen(config->tenants[i].name) + strlen("//" SOCKET_NAME);
+
+        if (length > most) {
+            return fb_error_set(error, FB_EINVAL,
+                                "run_dir: the socket of tenant %s would have a path of %zu "
+                                "characters; at most %zu are possible: use a shorter directory",
+                                config->tenants[i].name, length, most);
+        }
+    }
+    return FB_OK;
+}
+
 /* --- putting together --- */
 
 static void on_chunk_changed(void *context, uint16_t class_id, const struct fb_error *error)
@@ -209,9 +233,12 @@ static void init_lists(struct fb_node *node)
 static enum fb_status build(struct fb_node *node, struct fb_error *error)
 {
     uint64_t entries = node->config.host_bytes / SMALLEST_BLOCK + 1024;
-    enum fb_status status = open_chunk_dir(node, error);
+    enum fb_status status = fb_node_check_config(&node->config, error);
     gid_t gid = (gid_t)-1;
 
+    if (status == FB_OK) {
+        status = open_chunk_dir(node, error);
+    }
     if (status == FB_OK) {
         status = load_id(node, error);
     }

@@ -34,6 +34,10 @@ struct fb_node_edges {
     struct fb_tier *(*wrap_tier)(void *context, struct fb_tier *tier);
 };
 
+/* What only a node can judge of a configuration: the policy's name, the length of socket paths.
+ * returns FB_OK | FB_EINVAL */
+enum fb_status fb_node_check_config(const struct fb_config *config, struct fb_error *error);
+
 /* Open the directory, lock it, take over what is there.
  * config, metrics  copied; borrowed until destroy
  * returns  FB_OK | FB_BUSY (another daemon has the directory) | FB_EIO | FB_ENOMEM | FB_EINVAL */

@@ -1,6 +1,6 @@
 /* Operations: one request of a session, from packet to reply.
  *
- *   IDLE -> RUN -> REPLY -> IDLE
+ *   IDLE -> RUN -> answered, IDLE
  *            |  ^
  *            v  |
  *          SPACE (slots are awaited, until a deadline) | TIER (completions are awaited)

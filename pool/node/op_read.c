@@ -63,7 +63,9 @@ static enum fb_status get_spaces(struct fb_node *node, const struct fb_op *op,
     return FB_OK;
 }
 
-/* Leave only the pages that a hit of `prefix` pages needs; returns their bytes. */
+/* Leave only the pages that a hit of `prefix` pages needs. Returns the bytes that a lease of them
+ * would newly hold: what others lease already, such as a prefix that all requests share, is not
+ * counted again. */
 static uint64_t trim_family(struct fb_node *node, struct fb_space *const *spaces, uint32_t count,
                             uint32_t pages, uint32_t prefix)
 {
@@ -76,8 +78,12 @@ static uint64_t trim_family(struct fb_node *node, struct fb_space *const *spaces
         for (uint32_t i = 0; i < first; i++) {
             ids[i] = FB_ENTRY_NONE;
         }
+        for (uint32_t i = first; i < prefix; i++) {
+            if (fb_index_refs(node->index, ids[i]) == 0) {
+                bytes += spaces[s]->layout.block_bytes;
+            }
+        }
         node->classes[spaces[s]->class_id].hits += prefix - first;
-        bytes += (uint64_t)(prefix - first) * spaces[s]->layout.block_bytes;
     }
     return bytes;
 }

@@ -33,7 +33,6 @@ struct fb_reactor {
     struct fb_source mail_source;
     struct fb_workers *workers;
     struct fb_node *node;
-    uint32_t jobs; /* submitted, their mail not run */
     struct drain_mail drain;
     _Atomic uint32_t drains; /* asked for */
     void (*round)(void *context);
@@ -160,9 +159,12 @@ void fb_reactor_destroy(struct fb_reactor *reactor)
     if (!reactor) {
         return;
     }
+    if (reactor->node) {
+        fb_node_drain(reactor->node, 0); /* from here on it submits nothing */
+    }
     fb_workers_destroy(reactor->workers);
     if (reactor->mailbox && reactor->node) {
-        fb_mailbox_run(reactor->mailbox); /* results of jobs that were under way */
+        fb_mailbox_run(reactor->mailbox); /* results of the jobs that were left */
     }
     fb_node_destroy(reactor->node);
     fb_mailbox_destroy(reactor->mailbox);

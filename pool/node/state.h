@@ -109,8 +109,8 @@ struct fb_lease {
     struct fb_tenant *tenant;
     struct fb_hold_list holds;
     uint64_t deadline_ns;
-    bool expired; /* no more attaching; its slots wait for the holders to confirm */
-    uint64_t bytes;
+    bool expired;   /* no more attaching; its slots wait for the holders to confirm */
+    uint64_t bytes; /* that nobody leased before */
     uint32_t space_count;
     uint32_t page_count;
     uint32_t *cells; /* [space_count][page_count] entries, or FB_ENTRY_NONE */
@@ -166,7 +166,6 @@ enum fb_op_state {
     FB_OP_RUN,   /* can go on now */
     FB_OP_SPACE, /* waits for slots, until its deadline */
     FB_OP_TIER,  /* waits for completions of a tier */
-    FB_OP_REPLY, /* result is there */
 };
 
 /* The request a session is in. */

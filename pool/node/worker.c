@@ -64,7 +64,7 @@ static struct fb_job *take_job(struct worker *w)
     while (!w->head && !all->stopping) {
         pthread_cond_wait(&all->wake, &all->mutex);
     }
-    job = all->stopping ? NULL : w->head;
+    job = w->head;
     if (job) {
         w->head = job->next;
         if (!w->head) {

@@ -18,7 +18,7 @@ struct fb_workers;
 /* mailbox  borrowed until fb_workers_destroy */
 enum fb_status fb_workers_create(struct fb_mailbox *mailbox, struct fb_workers **ret_workers);
 
-/* Waits for the job in progress of each thread; jobs not begun are dropped unrun. */
+/* Waits until all that was submitted is done and its mail posted. */
 void fb_workers_destroy(struct fb_workers *workers);
 
 void fb_workers_submit(struct fb_workers *workers, struct fb_job *job);

@@ -17,7 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -27,7 +27,7 @@
 #define CLIENTS    4
 #define CHAINS     4
 #define PAGES      6
-#define STEPS      120
+#define STEPS      250
 #define MAX_HELD   256
 #define MAX_JOBS   64
 #define MAX_FDS    4096
@@ -41,6 +41,7 @@ struct held {
     uint64_t id;
     bool is_claim;
     uint32_t count; /* of places; a claim has one */
+    uint32_t planes;
     struct fb_wire_location where[PAGES];
     uint8_t keys[PAGES][FB_KEY_BYTES];
 };
@@ -161,6 +162,13 @@ static uint8_t *marker(struct world *w, struct fb_wire_location where)
     return slot_bytes(w, where) + FB_BLOCK_HEADER_BYTES;
 }
 
+/* The client has said that this ends, and has not read yet whether it did. */
+static bool is_ending(const struct client *c, const struct held *h)
+{
+    return c->waits && h->id == c->asked_id &&
+           (c->asked == FB_MSG_COMMIT || c->asked == FB_MSG_ABORT || c->asked == FB_MSG_RELEASE);
+}
+
 static bool is_held(struct world *w, struct fb_wire_location where, bool claims, const uint8_t *key)
 {
     for (uint32_t c = 0; c < CLIENTS; c++) {
@@ -168,8 +176,8 @@ static bool is_held(struct world *w, struct fb_wire_location where, bool claims,
             const struct held *h = &w->clients[c].held[i];
 
             for (uint32_t p = 0; p < h->count; p++) {
-                if (h->is_claim == claims && h->where[p].chunk == where.chunk &&
-                    h->where[p].slot == where.slot &&
+                if (h->is_claim == claims && !is_ending(&w->clients[c], h) &&
+                    h->where[p].chunk == where.chunk && h->where[p].slot == where.slot &&
                     (!key || memcmp(h->keys[p], key, FB_KEY_BYTES) != 0)) {
                     return true;
                 }
@@ -186,7 +194,8 @@ static void check_leases(struct world *w)
         for (uint32_t i = 0; i < w->clients[c].held_count; i++) {
             const struct held *h = &w->clients[c].held[i];
 
-            for (uint32_t p = 0; p < h->count && !h->is_claim; p++) {
+            for (uint32_t p = 0; p < h->count && !h->is_claim && !is_ending(&w->clients[c], h);
+                 p++) {
                 HOLDS(w, memcmp(marker(w, h->where[p]), h->keys[p], FB_KEY_BYTES) == 0);
             }
         }
@@ -216,6 +225,7 @@ static void spawn(struct world *w, struct client *c)
     c->pid = fork();
     HOLDS(w, c->pid >= 0);
     if (c->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         for (;;) {
             pause();
         }
@@ -255,9 +265,14 @@ static void connect_client(struct world *w, struct client *c)
     send_packet(w, c, &p, FB_MSG_HELLO, &c->pidfd, 1);
 }
 
-/* The connection goes, the process stays: what it holds stays held. */
+/* The connection goes, the process stays: what it holds stays held. Whether a request that was not
+ * answered has ended a lease or a claim is not known. */
 static void close_client(struct world *w, struct client *c)
 {
+    if (c->waits &&
+        (c->asked == FB_MSG_COMMIT || c->asked == FB_MSG_ABORT || c->asked == FB_MSG_RELEASE)) {
+        drop_id(c, c->asked_id);
+    }
     if (c->channel) {
         fb_channel_destroy(c->channel);
         c->channel = NULL;
@@ -339,7 +354,11 @@ static void take_reserve(struct world *w, struct client *c, const struct fb_wire
             continue;
         }
         HOLDS(w, c->held_count < MAX_HELD);
-        *h = (struct held){.id = row.claim, .is_claim = true, .count = 1, .where = {row.where}};
+        *h = (struct held){.id = row.claim,
+                           .is_claim = true,
+                           .count = 1,
+                           .planes = c->planes,
+                           .where = {row.where}};
         key_of(c->chain, c->first + i, h->keys[0]);
         HOLDS(w, !is_held(w, row.where, false, NULL)); /* no lease covers it */
         HOLDS(w, !is_held(w, row.where, true, h->keys[0]));
@@ -437,7 +456,7 @@ static void ask_reserve(struct world *w, struct client *c)
     struct fb_wire_writer p;
 
     c->chain = (uint32_t)draw(w, CHAINS);
-    c->first = (uint32_t)draw(w, PAGES);
+    c->first = draw(w, 3) == 0 ? (uint32_t)draw(w, PAGES) : 0;
     c->count = 1 + (uint32_t)draw(w, PAGES - c->first);
     request.count = c->count;
     request.position = c->first;
@@ -482,7 +501,7 @@ static void ask_commit(struct world *w, struct client *c)
         return;
     }
     /* A wrong number of sums is refused, and the claim stays. */
-    request.plane_count = 1 + (uint32_t)draw(w, 2);
+    request.plane_count = draw(w, 8) == 0 ? 1 + (uint32_t)draw(w, 2) : h->planes;
     c->asked_id = 0;
     memcpy(marker(w, h->where[0]), h->keys[0], FB_KEY_BYTES);
     fb_wire_begin(&p, packet, FB_MSG_COMMIT, 4, FB_OK, &request, sizeof(request));
@@ -625,12 +644,12 @@ static void step(struct world *w)
 {
     uint64_t what = draw(w, 40);
 
-    if (what < 30) {
-        client_step(w, &w->clients[draw(w, CLIENTS)]);
-    } else if (what < 34) {
-        pass_time(w, draw(w, SECOND));
-    } else if (what < 37 && w->job_count > 0) {
+    if (w->job_count > 0 && draw(w, 3) == 0) {
         run_job(w, (uint32_t)draw(w, w->job_count));
+    } else if (what < 33) {
+        client_step(w, &w->clients[draw(w, CLIENTS)]);
+    } else if (what < 37) {
+        pass_time(w, draw(w, draw(w, 4) ? SECOND / 10 : SECOND));
     } else if (what == 37) {
         close_client(w, &w->clients[draw(w, CLIENTS)]);
     } else if (what == 38 && draw(w, 3) == 0) {
@@ -682,7 +701,7 @@ static void create_node(struct world *w)
 {
     struct fb_node_edges edges = {
         .context = w, .submit = submit, .watch = watch, .wrap_tier = wrap_tier};
-    struct fb_log log = {FB_LOG_ERROR, FB_LOG_LOGFMT, STDERR_FILENO};
+    struct fb_log log = {FB_LOG_ERROR, FB_LOG_LOGFMT, -1}; /* rejects are part of it */
     struct fb_config config;
     struct fb_error error;
 
