@@ -31,7 +31,7 @@ struct fixture {
 
 static void make_dir(char dir[64])
 {
-    strcpy(dir, "/tmp/test_channel.XXXXXX");
+    snprintf(dir, 64, "/tmp/test_channel.XXXXXX");
     assert_non_null(mkdtemp(dir));
 }
 
@@ -394,7 +394,7 @@ static void some_come_twice(void **state)
 
 static void faults_repeat_by_seed(void **state)
 {
-    struct fixture *f = *state;
+    struct fixture *f;
     uint8_t came[3][PACKETS];
     static const uint64_t seeds[3] = {4, 4, 6};
 

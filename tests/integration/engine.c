@@ -53,7 +53,7 @@ bool engine_init(struct engine *e, const struct fb_manifest *manifest, uint32_t 
                  uint32_t pages)
 {
     *e = (struct engine){.manifest = *manifest, .pages = pages, .block_tokens = block_tokens};
-    if (fb_layout_init(&e->layout, manifest, NULL) != FB_OK) {
+    if (pages == 0 || fb_layout_init(&e->layout, manifest, NULL) != FB_OK) {
         return false;
     }
     e->block_count = (pages * manifest->page_tokens + block_tokens - 1) / block_tokens;

@@ -549,7 +549,8 @@ static void ask_renew(struct world *w, struct client *c)
         for (uint32_t i = 0; i < c->held_count; i++) {
             if (c->held[i].is_claim == claims) {
                 fb_wire_append(&p, &c->held[i].id, sizeof(uint64_t));
-                *(claims ? &request.claim_count : &request.lease_count) += 1;
+                request.claim_count += claims;
+                request.lease_count += !claims;
             }
         }
     }
