@@ -61,8 +61,9 @@ bool engine_init(struct engine *e, const struct fb_manifest *manifest, uint32_t 
         e->bytes += manifest->sections[s].layer_count * e->block_count * block_elems(e, s) *
                     fb_elem_bytes(manifest->sections[s].elem);
     }
-    e->block_ids = calloc(e->block_count + 1, sizeof(*e->block_ids));
-    e->views = calloc((size_t)manifest->layer_count * manifest->section_count, sizeof(*e->views));
+    e->block_ids = calloc(e->block_count, sizeof(*e->block_ids));
+    e->views =
+        calloc((size_t)manifest->layer_count * manifest->section_count + 1, sizeof(*e->views));
     e->data = malloc(e->bytes);
     if (!e->block_ids || !e->views || !e->data) {
         engine_fini(e);
