@@ -145,12 +145,19 @@ static struct fb_lease *find_lease(struct fb_node *node, const struct fb_client 
     return lease && lease->tenant == client->tenant ? lease : NULL;
 }
 
+uint32_t fb_lease_cells(struct fb_node *node, const struct fb_client *client, uint64_t id)
+{
+    const struct fb_lease *lease = find_lease(node, client, id);
+
+    return lease ? lease->space_count * lease->page_count : 0;
+}
+
 enum fb_status fb_lease_attach(struct fb_node *node, struct fb_client *client, uint64_t id,
                                struct fb_lease **ret_lease)
 {
     struct fb_lease *lease = find_lease(node, client, id);
 
-    if (!lease || lease->expired) {
+    if (!lease || lease->deadline_ns <= node->now_ns) {
         return FB_ENOENT;
     }
     if (!find_hold(lease, client)) {

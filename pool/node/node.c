@@ -112,6 +112,12 @@ static enum fb_status find_group(const struct fb_config *config, gid_t *ret_gid,
     return FB_OK;
 }
 
+/* Rounded down by whole percents. */
+static uint64_t percent_of(uint64_t bytes, uint32_t percent)
+{
+    return bytes / 100 * percent;
+}
+
 static void socket_dir(const struct fb_node *node, const struct fb_tenant *tenant, char out[384])
 {
     snprintf(out, 384, "%s/%s", node->config.run_dir, tenant->name);
@@ -122,14 +128,14 @@ static enum fb_status init_tenant(struct fb_node *node, uint32_t i, gid_t gid,
 {
     const struct fb_tenant_config *c = &node->config.tenants[i];
     struct fb_tenant *tenant = &node->tenants[i];
-    uint64_t limit = node->config.host_bytes / 100 * c->share_percent;
+    uint64_t limit = percent_of(node->config.host_bytes, c->share_percent);
     enum fb_status status;
     char dir[384];
 
     *tenant = (struct fb_tenant){
         .index = (uint16_t)i,
-        .pin_limit_bytes = limit / 100 * node->config.pin_share_percent,
-        .client_limit_bytes = limit / 100 * node->config.client_share_percent,
+        .pin_limit_bytes = percent_of(limit, node->config.pin_share_percent),
+        .client_limit_bytes = percent_of(limit, node->config.client_share_percent),
         .survivors.dir_fd = -1,
         .listen_fd = -1,
     };
@@ -196,7 +202,8 @@ static enum fb_status create_host(struct fb_node *node, struct fb_error *error)
     o->huge_pages = node->config.huge_pages;
     o->tenant_count = node->tenant_count;
     for (uint32_t i = 0; i < node->tenant_count; i++) {
-        o->tenant_bytes[i] = node->config.host_bytes / 100 * node->config.tenants[i].share_percent;
+        o->tenant_bytes[i] =
+            percent_of(node->config.host_bytes, node->config.tenants[i].share_percent);
         memcpy(o->tenant_names[i], node->tenants[i].name, sizeof(o->tenant_names[i]));
     }
     o->submit = node->edges.submit;
@@ -473,6 +480,7 @@ void fb_node_drain(struct fb_node *node, uint64_t within_ns)
     uint8_t packet[sizeof(struct fb_wire_header) + sizeof(notify)];
     struct fb_wire_writer w;
     struct fb_client *client;
+    struct fb_op *op;
 
     if (node->state != FB_NODE_READY) {
         return;
@@ -488,6 +496,9 @@ void fb_node_drain(struct fb_node *node, uint64_t within_ns)
         if (client->control) {
             fb_channel_send(client->control->channel, packet, w.bytes, NULL, 0);
         }
+    }
+    TAILQ_FOREACH(op, &node->waiting, link) {
+        op->deadline_ns = node->now_ns;
     }
     fb_op_wake_all(node);
     fb_op_run_woken(node);

@@ -158,6 +158,15 @@ enum fb_status fb_op_attach(struct fb_node *node, struct fb_op *op, uint32_t *re
     if (m->list.count > 0 && !leases) {
         return FB_ENOMEM;
     }
+    for (uint32_t i = 0; i < m->list.count; i++) {
+        cells += fb_lease_cells(node, op->session->client, fb_wire_u64(m->first, i));
+    }
+    if (cells > FB_WIRE_MAX_KEYS) {
+        return fb_error_set(error, FB_ELIMIT,
+                            "attach: leases of %u pages in one message, %u are possible; attach "
+                            "fewer at once",
+                            cells, FB_WIRE_MAX_KEYS);
+    }
     fb_wire_begin(&w, node->tx, FB_MSG_ATTACH, m->header.id, FB_OK, &reply, sizeof(reply));
     for (uint32_t i = 0; i < m->list.count; i++) {
         struct fb_attach_row row = {0};
@@ -166,21 +175,11 @@ enum fb_status fb_op_attach(struct fb_node *node, struct fb_op *op, uint32_t *re
         row.status = (uint32_t)fb_lease_attach(node, op->session->client, fb_wire_u64(m->first, i),
                                                &leases[i]);
         if (row.status == FB_OK) {
-            cells += leases[i]->space_count * leases[i]->page_count;
             row.space_count = leases[i]->space_count;
             row.page_count = leases[i]->page_count;
             row.lease_ms = (uint32_t)((leases[i]->deadline_ns - node->now_ns) / 1000000);
         }
         fb_wire_append(&w, &row, sizeof(row));
-    }
-    if (cells > FB_WIRE_MAX_KEYS) {
-        for (uint32_t i = 0; i < m->list.count; i++) {
-            fb_lease_release(node, op->session->client, fb_wire_u64(m->first, i));
-        }
-        return fb_error_set(error, FB_ELIMIT,
-                            "attach: leases of %u pages in one message, %u are possible; attach "
-                            "fewer at once",
-                            cells, FB_WIRE_MAX_KEYS);
     }
     for (uint32_t i = 0; i < m->list.count; i++) {
         if (leases[i]) {

@@ -39,7 +39,8 @@ static enum fb_status begin_reserve(struct fb_node *node, struct fb_op *op,
                             "reserve: space %u is not open; open it after every reconnect",
                             r->space);
     }
-    if (node->state != FB_NODE_READY) {
+    /* One that waits when the drain begins still hears what it has got (its deadline is over). */
+    if (node->state != FB_NODE_READY && op->deadline_ns == 0) {
         return fb_error_set(error, FB_AGAIN, "reserve: the daemon is draining");
     }
     if (r->count > 0 && !fb_op_rows(op, r->count * sizeof(struct fb_reserve_row))) {

@@ -320,6 +320,8 @@ void fb_balance_try_reap(struct fb_node *node, struct fb_chunk *chunk);
 enum fb_status fb_lease_grant(struct fb_node *node, struct fb_client *client, uint32_t space_count,
                               uint32_t page_count, const uint32_t *cells, uint32_t stride,
                               uint64_t bytes, struct fb_lease **ret_lease);
+/* Locations that an answer about this lease has; 0 when there is none. */
+uint32_t fb_lease_cells(struct fb_node *node, const struct fb_client *client, uint64_t id);
 enum fb_status fb_lease_attach(struct fb_node *node, struct fb_client *client, uint64_t id,
                                struct fb_lease **ret_lease);
 enum fb_status fb_lease_release(struct fb_node *node, struct fb_client *client, uint64_t id);
