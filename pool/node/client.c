@@ -45,10 +45,13 @@ static bool is_pidfd(int fd)
 static void on_exit_ready(struct fb_source *source)
 {
     struct fb_client *client = source->owner;
+    struct fb_node *node = source->context;
     struct pollfd p = {.fd = client->pidfd, .events = POLLIN};
 
     if (poll(&p, 1, 0) == 1) {
-        fb_client_die(source->context, client);
+        fb_client_die(node, client);
+        fb_op_run_woken(node);
+        fb_session_sweep(node);
     }
 }
 

@@ -289,7 +289,6 @@ static void destroy_chunk(struct host_tier *t, struct fb_chunk *c)
 bool fb_host_reap(struct fb_tier *tier, struct fb_chunk *chunk)
 {
     struct host_tier *t = host_of(tier);
-    uint16_t class_id = chunk->class_id;
 
     if (!chunk->retiring || chunk->used > 0 || chunk->given > 0) {
         return false;
@@ -298,7 +297,6 @@ bool fb_host_reap(struct fb_tier *tier, struct fb_chunk *chunk)
     charge(t, chunk->tenant, -(int64_t)chunk->file.file_bytes);
     t->tenant_retiring[chunk->tenant]--;
     destroy_chunk(t, chunk);
-    t->options.changed(t->options.changed_context, class_id, NULL);
     return true;
 }
 

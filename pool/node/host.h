@@ -38,7 +38,8 @@ struct fb_host_options {
     /* Run a job and its mail later; the reactor's workers, or a test's own. */
     void (*submit)(void *context, struct fb_job *job);
     void *context;
-    /* A chunk came, went or could not be made; error is NULL unless that. */
+    /* A chunk came, or could not be made: error is NULL unless that. From the job's mail, so no
+     * operation is on the stack. */
     void (*changed)(void *context, uint16_t class_id, const struct fb_error *error);
     void *changed_context;
 };
