@@ -21,7 +21,7 @@
 #define FB_WIRE_MAX_SUMS   8192u            /* plane sums of a commit, all claims */
 #define FB_WIRE_MAX_CHUNKS 64u              /* descriptors in one message */
 #define FB_WIRE_MAX_HELD   FB_WIRE_MAX_KEYS /* leases and claims of one client */
-#define FB_WIRE_NO_REPLY   1u /* the client does not want to hear how it went */
+#define FB_WIRE_NO_REPLY   1u               /* the client does not want to hear how it went */
 #define FB_CLIENT_ID_BYTES 16
 
 enum fb_msg {

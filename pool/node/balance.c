@@ -186,7 +186,8 @@ bool fb_balance_ask(struct fb_node *node, struct fb_class *class)
 
 void fb_balance_try_reap(struct fb_node *node, struct fb_chunk *chunk)
 {
-    if (chunk && fb_host_reap(node->host, chunk)) {
+    /* Clients outlive the node, which only then forgets what they have mapped. */
+    if (chunk && node->state != FB_NODE_DRAINED && fb_host_reap(node->host, chunk)) {
         fb_op_wake_all(node);
     }
 }

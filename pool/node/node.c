@@ -112,10 +112,10 @@ static enum fb_status find_group(const struct fb_config *config, gid_t *ret_gid,
     return FB_OK;
 }
 
-/* Rounded down by whole percents. */
+/* To the last byte: a chunk that just fits must fit. */
 static uint64_t percent_of(uint64_t bytes, uint32_t percent)
 {
-    return bytes / 100 * percent;
+    return bytes / 100 * percent + bytes % 100 * percent / 100;
 }
 
 static void socket_dir(const struct fb_node *node, const struct fb_tenant *tenant, char out[384])
@@ -332,6 +332,7 @@ void fb_node_destroy(struct fb_node *node)
     if (!node) {
         return;
     }
+    node->state = FB_NODE_DRAINED;
     destroy_clients(node);
     destroy_tenants(node);
     fb_expiry_destroy_all(node);
