@@ -43,11 +43,38 @@ static void remove_entry(struct fb_node *node, uint32_t entry)
     fb_balance_try_reap(node, fb_host_chunk(node->host, where.chunk));
 }
 
+/* Count a block in or out of what its tenant has in use. */
+static void count_use(struct fb_node *node, uint32_t entry, bool in)
+{
+    const struct fb_chunk *chunk =
+        fb_host_chunk(node->host, fb_index_location(node->index, entry).chunk);
+    uint64_t *bytes = &node->tenants[chunk->tenant].used_bytes;
+
+    *bytes += in ? chunk->file.slot_bytes : -chunk->file.slot_bytes;
+}
+
+void fb_block_inserted(struct fb_node *node, uint32_t entry)
+{
+    count_use(node, entry, true);
+}
+
+void fb_block_pin(struct fb_node *node, uint32_t entry)
+{
+    if (fb_index_refs(node->index, entry) == 0) {
+        count_use(node, entry, true);
+    }
+    fb_index_pin(node->index, entry);
+}
+
 void fb_block_unpin(struct fb_node *node, uint32_t entry)
 {
     bool detached = fb_index_flags(node->index, entry) & FB_ENTRY_DETACHED;
+    bool last = fb_index_unpin(node->index, entry) == 0;
 
-    if (fb_index_unpin(node->index, entry) == 0 && detached) {
+    if (last) {
+        count_use(node, entry, false);
+    }
+    if (last && detached) {
         remove_entry(node, entry);
     }
 }

@@ -9,9 +9,11 @@
 
 #define MAX_SESSIONS_PER_CLIENT 64
 
-bool fb_client_may_hold(const struct fb_client *client, uint64_t bytes)
+bool fb_client_may_hold(const struct fb_client *client, uint64_t bytes, uint64_t fresh)
 {
-    return client->held_bytes + bytes <= client->tenant->client_limit_bytes;
+    uint64_t limit = client->tenant->client_limit_bytes;
+
+    return client->held_bytes + bytes <= limit || client->tenant->used_bytes + fresh <= limit;
 }
 
 static struct fb_client *find_client(struct fb_node *node, const struct fb_tenant *tenant,

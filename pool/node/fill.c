@@ -84,7 +84,7 @@ static enum fb_status begin_fill(struct fb_node *node, struct fb_space *space, c
 
     /* Making room must not take the page that this one extends. */
     if (parent != FB_ENTRY_NONE) {
-        fb_index_pin(node->index, parent);
+        fb_block_pin(node, parent);
     }
     status = fb_block_take_slot(node, class, &where);
     if (status != FB_OK) {
@@ -110,6 +110,7 @@ static enum fb_status begin_fill(struct fb_node *node, struct fb_space *space, c
     fill->area_left = (uint64_t)space->layout.plane_count * space->layout.layer_count;
     TAILQ_INSERT_TAIL(&node->fill_list, fill, link);
     fb_block_set_entry(node, where, entry);
+    fb_block_inserted(node, entry);
     write_header(fill, fb_block_header(node, where), key, parent_key, position);
     space->fills++;
     node->reserved_bytes += space->layout.block_bytes;
@@ -218,7 +219,8 @@ enum fb_status fb_fill_reserve(struct fb_node *node, struct fb_client *client,
             return FB_BUSY;
         }
     }
-    if (!fb_client_may_hold(client, space->layout.block_bytes)) {
+    if (!fb_client_may_hold(client, space->layout.block_bytes,
+                            fill ? 0 : space->layout.block_bytes)) {
         return FB_ELIMIT;
     }
     if (!fill) {

@@ -80,7 +80,7 @@ enum fb_status fb_lease_grant(struct fb_node *node, struct fb_client *client, ui
 
             lease->cells[s * page_count + p] = entry;
             if (entry != FB_ENTRY_NONE) {
-                fb_index_pin(node->index, entry);
+                fb_block_pin(node, entry);
             }
         }
     }
@@ -161,7 +161,7 @@ enum fb_status fb_lease_attach(struct fb_node *node, struct fb_client *client, u
         return FB_ENOENT;
     }
     if (!find_hold(lease, client)) {
-        if (!fb_client_may_hold(client, lease->bytes)) {
+        if (!fb_client_may_hold(client, lease->bytes, 0)) {
             return FB_AGAIN;
         }
         if (!add_hold(node, client, lease)) {

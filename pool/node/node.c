@@ -598,7 +598,8 @@ bool fb_node_get_space(struct fb_node *node, uint32_t n, struct fb_node_space_st
 
 /* --- whole-structure check --- */
 
-static void check_class(struct fb_node *node, uint16_t class_id, uint32_t *entries)
+static void check_class(struct fb_node *node, uint16_t class_id, uint32_t *entries,
+                        uint64_t used_bytes[FB_TENANTS_MAX])
 {
     struct fb_chunk *chunk = NULL;
 
@@ -617,6 +618,9 @@ static void check_class(struct fb_node *node, uint16_t class_id, uint32_t *entri
             FB_ASSERT(entry != FB_ENTRY_NONE);
             where = fb_index_location(node->index, entry);
             FB_ASSERT(where.chunk == chunk->file.id && where.slot == slot);
+            if (fb_index_refs(node->index, entry) > 0) {
+                used_bytes[chunk->tenant] += chunk->file.slot_bytes;
+            }
         }
         FB_ASSERT(used == chunk->used);
         *entries += used;
@@ -625,14 +629,14 @@ static void check_class(struct fb_node *node, uint16_t class_id, uint32_t *entri
 
 void fb_node_check(struct fb_node *node)
 {
-    uint64_t leased = 0, tenant_used = 0;
+    uint64_t leased = 0, tenant_used = 0, used_bytes[FB_TENANTS_MAX] = {0};
     struct fb_tier_stats stats;
     struct fb_lease *lease;
     uint32_t entries = 0;
 
     FB_ASSERT(fb_index_check(node->index));
     for (uint32_t i = 0; i < node->class_count; i++) {
-        check_class(node, (uint16_t)i, &entries);
+        check_class(node, (uint16_t)i, &entries, used_bytes);
     }
     FB_ASSERT(entries == fb_index_count(node->index));
     TAILQ_FOREACH(lease, &node->lease_list, link) {
@@ -646,5 +650,6 @@ void fb_node_check(struct fb_node *node)
     for (uint32_t i = 0; i < node->tenant_count; i++) {
         tenant_used = fb_host_tenant_used(node->host, (uint16_t)i);
         FB_ASSERT(tenant_used <= fb_host_tenant_limit(node->host, (uint16_t)i));
+        FB_ASSERT(used_bytes[i] == node->tenants[i].used_bytes);
     }
 }

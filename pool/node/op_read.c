@@ -63,14 +63,14 @@ static enum fb_status get_spaces(struct fb_node *node, const struct fb_op *op,
     return FB_OK;
 }
 
-/* Leave only the pages that a hit of `prefix` pages needs. Returns the bytes that a lease of them
- * would newly hold: what others lease already, such as a prefix that all requests share, is not
- * counted again. */
+/* Leave only the pages that a hit of `prefix` pages needs. Returns their bytes, and those of pages
+ * that nobody has in use yet. */
 static uint64_t trim_family(struct fb_node *node, struct fb_space *const *spaces, uint32_t count,
-                            uint32_t pages, uint32_t prefix)
+                            uint32_t pages, uint32_t prefix, uint64_t *ret_fresh)
 {
     uint64_t bytes = 0;
 
+    *ret_fresh = 0;
     for (uint32_t s = 0; s < count; s++) {
         uint32_t first = fb_family_first(spaces[s]->rule, spaces[s]->window_pages, prefix);
         uint32_t *ids = node->ids + (size_t)s * pages;
@@ -79,8 +79,9 @@ static uint64_t trim_family(struct fb_node *node, struct fb_space *const *spaces
             ids[i] = FB_ENTRY_NONE;
         }
         for (uint32_t i = first; i < prefix; i++) {
+            bytes += spaces[s]->layout.block_bytes;
             if (fb_index_refs(node->index, ids[i]) == 0) {
-                bytes += spaces[s]->layout.block_bytes;
+                *ret_fresh += spaces[s]->layout.block_bytes;
             }
         }
         node->classes[spaces[s]->class_id].hits += prefix - first;
@@ -99,7 +100,7 @@ enum fb_status fb_op_lookup(struct fb_node *node, struct fb_op *op, uint32_t *re
     struct fb_lease *lease;
     struct fb_wire_writer w;
     enum fb_status status;
-    uint64_t bytes;
+    uint64_t bytes, fresh;
 
     if (count == 0 || pages == 0) {
         return fb_error_set(error, FB_EINVAL, "lookup: %u spaces, %u pages; expected 1 or more",
@@ -122,8 +123,8 @@ enum fb_status fb_op_lookup(struct fb_node *node, struct fb_op *op, uint32_t *re
     fb_metrics_add(node->metrics, FB_METRIC_LOOKUPS, 1);
     fb_metrics_add(node->metrics, FB_METRIC_LOOKUP_PAGES, pages);
     if (prefix > 0) {
-        bytes = trim_family(node, spaces, count, pages, prefix);
-        if (!fb_client_may_hold(op->session->client, bytes)) {
+        bytes = trim_family(node, spaces, count, pages, prefix, &fresh);
+        if (!fb_client_may_hold(op->session->client, bytes, fresh)) {
             return fb_error_set(error, FB_AGAIN,
                                 "lookup: this client holds %llu bytes; release some leases",
                                 (unsigned long long)op->session->client->held_bytes);
@@ -265,6 +266,7 @@ static uint32_t adopt_slot(struct fb_node *node, const struct fb_tenant *tenant,
     }
     fb_index_detach(node->index, entry);
     chunk->entries[where.slot] = entry;
+    fb_block_inserted(node, entry);
     *ret_is_new = true;
     return entry;
 }

@@ -49,6 +49,7 @@ struct fb_tenant {
     char name[FB_MAX_TENANT_CHARS + 1];
     uint16_t index;
     uint64_t pinned_bytes; /* by hints */
+    uint64_t used_bytes;   /* of blocks that have a pin, each counted once */
     uint64_t pin_limit_bytes;
     uint64_t client_limit_bytes;
     struct fb_survivors survivors; /* clients of an earlier incarnation that may still use slots */
@@ -109,8 +110,8 @@ struct fb_lease {
     struct fb_tenant *tenant;
     struct fb_hold_list holds;
     uint64_t deadline_ns;
-    bool expired;   /* no more attaching; its slots wait for the holders to confirm */
-    uint64_t bytes; /* that nobody leased before */
+    bool expired; /* no more attaching; its slots wait for the holders to confirm */
+    uint64_t bytes;
     uint32_t space_count;
     uint32_t page_count;
     uint32_t *cells; /* [space_count][page_count] entries, or FB_ENTRY_NONE */
@@ -283,6 +284,10 @@ static inline uint64_t fb_node_clock(void)
 enum fb_status fb_block_take_slot(struct fb_node *node, struct fb_class *class,
                                   struct fb_location *ret_where);
 
+/* Add a pin; fb_block_inserted: the entry came with one. */
+void fb_block_pin(struct fb_node *node, uint32_t entry);
+void fb_block_inserted(struct fb_node *node, uint32_t entry);
+
 /* Drop one pin; the slot goes with the last pin of a detached entry. */
 void fb_block_unpin(struct fb_node *node, uint32_t entry);
 
@@ -359,7 +364,10 @@ enum fb_status fb_client_give_chunk(struct fb_client *client, struct fb_chunk *c
 void fb_client_unmapped(struct fb_node *node, struct fb_client *client, uint32_t chunk_id);
 void fb_client_notify_unmap(struct fb_node *node, struct fb_chunk *chunk);
 void fb_client_used_space(struct fb_client *client, struct fb_space *space);
-bool fb_client_may_hold(const struct fb_client *client, uint64_t bytes);
+/* Whether a client may hold so many bytes more, of which nobody has `fresh` in use yet. What it
+ * holds is at most the sum over its leases and claims, and at most what its whole tenant has in
+ * use: the second is the smaller one where many leases share a prefix. */
+bool fb_client_may_hold(const struct fb_client *client, uint64_t bytes, uint64_t fresh);
 
 /* --- op.c and op_*.c --- */
 

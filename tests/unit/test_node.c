@@ -551,6 +551,41 @@ static void client_holds_no_more_than_its_share(void **state)
     assert_nothing_held(f);
 }
 
+/* A page that many leases have is held once: a prefix that all requests share does not use up a
+ * share. But leasing again and giving the first lease back holds no more than the share either. */
+static void shared_page_counts_once(void **state)
+{
+    struct fixture *f = *state;
+    struct hit first, again;
+    uint32_t held = 0;
+
+    f->rig.config.client_share_percent = 25; /* 8 blocks and a bit */
+    begin_with(f, &large);
+    for (uint32_t chain = 0; chain < 2 * LARGE_SLOTS; chain++) {
+        peer_put(f->b, &large, page(f, 10 + chain, 0));
+    }
+    for (uint32_t i = 0; i < 4 * LARGE_SLOTS; i++) {
+        struct pages shared = page(f, 10, 0);
+
+        assert_int_equal(peer_lookup(f->b, &shared, 1, &again), FB_OK);
+    }
+    for (uint32_t chain = 0; chain < 2 * LARGE_SLOTS; chain++) {
+        struct pages one = page(f, 10 + chain, 0);
+
+        if (peer_lookup(f->a, &one, 1, &first) != FB_OK) {
+            continue;
+        }
+        held++;
+        if (peer_lookup(f->a, &one, 1, &again) == FB_OK) {
+            assert_int_equal(peer_release(f->a, first.lease), FB_OK);
+        }
+    }
+    assert_in_range(held, LARGE_SLOTS - 1, LARGE_SLOTS);
+    peer_kill(f->a);
+    peer_kill(f->b);
+    assert_nothing_held(f);
+}
+
 /* --- tenants --- */
 
 static void tenants_do_not_share(void **state)
@@ -779,6 +814,7 @@ int main(void)
         OWN(leased_blocks_are_not_evicted),
         TEST(attach_has_a_limit),
         OWN(client_holds_no_more_than_its_share),
+        OWN(shared_page_counts_once),
         OWN(tenants_do_not_share),
         TEST(writer_waits_for_a_chunk),
         LARGE(writer_dies_while_it_waits),
