@@ -184,7 +184,8 @@ void shape_manifest(const struct shape *shape, struct fb_manifest *ret_manifest)
         .sections = {{shape->rule == FB_RULE_STATE ? FB_SECTION_STATE : FB_SECTION_K, FB_ELEM_BYTE,
                       FB_CODEC_RAW, 0, LAYERS, shape->row_bytes, 0}},
     };
-    strcpy(ret_manifest->tenant, shape->tenant ? shape->tenant : "default");
+    snprintf(ret_manifest->tenant, sizeof(ret_manifest->tenant), "%s",
+             shape->tenant ? shape->tenant : "default");
 }
 
 static void shape_layout(const struct shape *shape, struct fb_layout *ret_layout)
@@ -533,7 +534,7 @@ enum fb_status peer_map(struct peer *p, uint32_t chunk)
 
 void peer_put(struct peer *p, const struct shape *shape, struct pages pages)
 {
-    struct fb_reserve_row rows[MAX_PAGES];
+    struct fb_reserve_row rows[MAX_PAGES] = {0};
     enum fb_status status = peer_reserve(p, pages, NULL, rows);
 
     while (status == NOT_ANSWERED) {

@@ -55,12 +55,14 @@ struct world {
     uint32_t held_count;
 };
 
-static uint64_t current_seed;
+static char seed_line[64]; /* of the schedule that runs */
 
 static void on_abort(int signal_number)
 {
+    ssize_t n = write(STDERR_FILENO, seed_line, strlen(seed_line));
+
     (void)signal_number;
-    fprintf(stderr, "seed %llu\n", (unsigned long long)current_seed);
+    (void)n;
 }
 
 static uint32_t draw(struct world *w, uint32_t below)
@@ -461,7 +463,8 @@ static void wind_down(struct world *w)
 static void run_schedule(struct world *w, uint64_t seed, uint64_t *moves)
 {
     memset(w, 0, sizeof(*w));
-    w->random = current_seed = seed;
+    w->random = seed;
+    snprintf(seed_line, sizeof(seed_line), "seed %llu\n", (unsigned long long)seed);
     rig_init(&w->rig);
     w->rig.config.host_bytes = TIER_OF(2);
     w->rig.config.client_share_percent = 60;
@@ -496,7 +499,7 @@ static void test_schedules(void **state)
     for (uint64_t i = 0; i < n; i++) {
         run_schedule(w, first + i, &moves);
     }
-    current_seed = 0;
+    seed_line[0] = 0;
     free(w);
     print_message("%llu schedules, %llu chunks moved\n", (unsigned long long)n,
                   (unsigned long long)moves);
@@ -506,8 +509,8 @@ static void test_schedules(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    if (current_seed) {
-        print_error("seed %llu\n", (unsigned long long)current_seed);
+    if (seed_line[0]) {
+        print_error("%s", seed_line);
     }
     return 0;
 }
