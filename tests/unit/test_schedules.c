@@ -9,6 +9,7 @@
 #include "proto/wire.h"
 
 #include <ftw.h>
+#include <limits.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -226,6 +227,7 @@ static void spawn(struct world *w, struct client *c)
     HOLDS(w, c->pid >= 0);
     if (c->pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
+        close_range(3, UINT_MAX, 0); /* a copy of a socket would keep its connection open */
         for (;;) {
             pause();
         }
