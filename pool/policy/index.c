@@ -41,7 +41,11 @@ static void *reserve(uint64_t bytes)
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
 
-    return p == MAP_FAILED ? NULL : p;
+    if (p == MAP_FAILED) {
+        return NULL;
+    }
+    madvise(p, bytes, MADV_HUGEPAGE);
+    return p;
 }
 
 enum fb_status fb_index_create(uint32_t max_entries, struct fb_index **ret_index,
