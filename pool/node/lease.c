@@ -76,12 +76,7 @@ enum fb_status fb_lease_grant(struct fb_node *node, struct fb_client *client, ui
     lease->deadline_ns = node->now_ns + node->config.lease_ns;
     for (uint32_t s = 0; s < space_count; s++) {
         for (uint32_t p = 0; p < page_count; p++) {
-            uint32_t entry = cells[s * stride + p];
-
-            lease->cells[s * page_count + p] = entry;
-            if (entry != FB_ENTRY_NONE) {
-                fb_block_pin(node, entry);
-            }
+            lease->cells[s * page_count + p] = cells[s * stride + p];
         }
     }
     TAILQ_INSERT_TAIL(&node->lease_list, lease, link);
@@ -89,6 +84,17 @@ enum fb_status fb_lease_grant(struct fb_node *node, struct fb_client *client, ui
     fb_metrics_add(node->metrics, FB_METRIC_LEASES_GRANTED, 1);
     *ret_lease = lease;
     return FB_OK;
+}
+
+void fb_lease_pin(struct fb_node *node, const struct fb_lease *lease)
+{
+    uint32_t n = lease->space_count * lease->page_count;
+
+    for (uint32_t i = 0; i < n; i++) {
+        if (lease->cells[i] != FB_ENTRY_NONE) {
+            fb_block_pin(node, lease->cells[i]);
+        }
+    }
 }
 
 /* The first page goes first, so that each lands directly behind its parent. */

@@ -59,6 +59,10 @@ enum fb_status fb_node_listen(struct fb_node *node, struct fb_error *error);
 /* Time-driven work. Returns when to be called again, in ns from now; UINT64_MAX: no need. */
 uint64_t fb_node_tick(struct fb_node *node);
 
+/* Take what the connection that spoke last has sent since: cheaper than asking after all, and the
+ * next request is likely to be its. Returns whether there was anything. */
+bool fb_node_poll(struct fb_node *node);
+
 /* Free what closed during this round; when no source of the round is used any more. */
 void fb_node_collect(struct fb_node *node);
 

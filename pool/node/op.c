@@ -214,6 +214,12 @@ static void run(struct fb_node *node, struct fb_op *op)
     }
     observe(node, op, status);
     send_reply(node, op, bytes);
+    /* The client need not wait for its pins: nothing else runs on this thread before they are set.
+     */
+    if (op->granted) {
+        fb_lease_pin(node, op->granted);
+        op->granted = NULL;
+    }
     op->state = FB_OP_IDLE;
 }
 

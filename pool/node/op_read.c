@@ -134,6 +134,7 @@ enum fb_status fb_op_lookup(struct fb_node *node, struct fb_op *op, uint32_t *re
         if (status != FB_OK) {
             return status;
         }
+        op->granted = lease;
         fb_metrics_add(node->metrics, FB_METRIC_LOOKUP_HIT_PAGES, prefix);
         reply.page_count = prefix;
         reply.lease = lease->head.id;
@@ -293,6 +294,9 @@ enum fb_status fb_op_resume(struct fb_node *node, struct fb_op *op, uint32_t *re
     }
     status = fb_lease_grant(node, op->session->client, 1, m->resume.count, node->ids,
                             m->resume.count, bytes, &lease);
+    if (status == FB_OK) {
+        fb_lease_pin(node, lease);
+    }
     /* A bare slot came with the pin of its insertion; the lease has its own. */
     for (uint32_t i = 0; i < m->resume.count; i++) {
         if (node->present[i]) {

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define EVENTS  64
+#define POLLS   16
 #define SOON_NS (100ull * 1000 * 1000)
 
 struct drain_mail {
@@ -200,6 +201,23 @@ static int run_round(struct fb_reactor *r, int timeout_ms)
     return n;
 }
 
+/* Between the rounds of a spinning reactor. Few at a time, so that the other sources do not wait.
+ */
+static bool poll_last(struct fb_reactor *r)
+{
+    for (int i = 0; i < POLLS; i++) {
+        fb_node_set_time(r->node, clock_ns());
+        if (fb_node_poll(r->node)) {
+            fb_node_collect(r->node);
+            if (r->round) {
+                r->round(r->round_context);
+            }
+            return true;
+        }
+    }
+    return false;
+}
+
 static void run_tick(struct fb_reactor *r, uint64_t now)
 {
     uint64_t next;
@@ -217,12 +235,14 @@ void fb_reactor_run(struct fb_reactor *reactor)
 {
     struct fb_reactor *r = reactor;
     uint64_t now = clock_ns(), busy_ns = now;
+    bool spin;
 
     while (fb_node_state(r->node) != FB_NODE_DRAINED && atomic_load(&r->drains) < 2) {
         if (now >= r->tick_ns) {
             run_tick(r, now);
         }
-        if (run_round(r, now - busy_ns < r->spin_ns ? 0 : -1) > 0) {
+        spin = now - busy_ns < r->spin_ns;
+        if (run_round(r, spin ? 0 : -1) > 0 || (spin && poll_last(r))) {
             busy_ns = clock_ns();
             if (r->tick_ns > busy_ns + SOON_NS) {
                 set_tick(r, busy_ns + SOON_NS); /* something may wait for time now */

@@ -8,24 +8,28 @@
 
 #define SESSIONS_PER_CLIENT 16
 
-static void read_session(struct fb_node *node, struct fb_session *session)
+/* Returns whether there was anything to read. */
+static bool read_session(struct fb_node *node, struct fb_session *session)
 {
     struct fb_op *op = &session->op;
+    int i;
 
-    for (int i = 0; i < BURST && !session->closed && op->state == FB_OP_IDLE; i++) {
+    for (i = 0; i < BURST && !session->closed && op->state == FB_OP_IDLE; i++) {
         size_t bytes;
         enum fb_status status = fb_channel_recv(session->channel, node->rx, sizeof(node->rx),
                                                 &bytes, op->fds, &op->fd_count);
 
         if (status == FB_AGAIN) {
-            return;
+            break;
         }
-        if (status != FB_OK) {
+        if (status == FB_OK) {
+            node->last_session = session;
+            fb_op_start(node, session, bytes);
+        } else {
             fb_session_mark(node, session);
-            return;
         }
-        fb_op_start(node, session, bytes);
     }
+    return i > 0;
 }
 
 /* While an operation waits the client has nothing to say: it has hung up or broken the protocol. */
@@ -41,6 +45,18 @@ static void on_ready(struct fb_source *source)
     }
     fb_op_run_woken(node);
     fb_session_sweep(node);
+}
+
+bool fb_node_poll(struct fb_node *node)
+{
+    struct fb_session *session = node->last_session;
+
+    if (!session || session->op.state != FB_OP_IDLE || !read_session(node, session)) {
+        return false;
+    }
+    fb_op_run_woken(node);
+    fb_session_sweep(node);
+    return true;
 }
 
 enum fb_status fb_node_connect(struct fb_node *node, uint32_t tenant, struct fb_channel *channel)
@@ -88,6 +104,9 @@ static void close_session(struct fb_node *node, struct fb_session *session)
 {
     LIST_REMOVE(session, link);
     node->session_count--;
+    if (node->last_session == session) {
+        node->last_session = NULL;
+    }
     fb_op_cancel(node, &session->op);
     fb_client_leave(node, session);
     fb_channel_destroy(session->channel);

@@ -184,9 +184,10 @@ struct fb_op {
     uint32_t fd_count;
     int reply_fds[FB_CHANNEL_MAX_FDS]; /* borrowed */
     uint32_t reply_fd_count;
-    uint32_t next;    /* element to do next */
-    uint32_t pending; /* completions outstanding */
-    void *rows;       /* results so far; kept between requests */
+    struct fb_lease *granted; /* by a lookup; pinned when its reply has been sent */
+    uint32_t next;            /* element to do next */
+    uint32_t pending;         /* completions outstanding */
+    void *rows;               /* results so far; kept between requests */
     size_t rows_bytes;
 };
 
@@ -248,6 +249,7 @@ struct fb_node {
     uint64_t expired_ns; /* when they were last looked at */
     struct fb_session_list sessions;
     struct fb_session_list closed_sessions; /* to be freed by fb_node_collect */
+    struct fb_session *last_session;        /* whose request came last; NULL when it closed */
     bool any_marked;
     uint32_t session_count;
     struct fb_free_cells *free_cells[FB_CELL_CLASSES];
@@ -322,9 +324,11 @@ void fb_balance_try_reap(struct fb_node *node, struct fb_chunk *chunk);
 
 /* --- lease.c --- */
 
+/* A lease must be pinned before anything else happens. */
 enum fb_status fb_lease_grant(struct fb_node *node, struct fb_client *client, uint32_t space_count,
                               uint32_t page_count, const uint32_t *cells, uint32_t stride,
                               uint64_t bytes, struct fb_lease **ret_lease);
+void fb_lease_pin(struct fb_node *node, const struct fb_lease *lease);
 /* Locations that an answer about this lease has; 0 when there is none. */
 uint32_t fb_lease_cells(struct fb_node *node, const struct fb_client *client, uint64_t id);
 enum fb_status fb_lease_attach(struct fb_node *node, struct fb_client *client, uint64_t id,

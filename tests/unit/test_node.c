@@ -1,5 +1,6 @@
 /* Rules of a node: who may write, who may read, for how long, and what becomes of a slot. */
 #include "tests/unit/node_util.h"
+#include "transport/channel.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -787,6 +788,34 @@ static void speaking_while_an_answer_is_due_is_the_end(void **state)
     assert_nothing_held(f);
 }
 
+/* A spinning reactor asks the connection that spoke last: not while an answer is due, and not once
+ * it has gone. */
+static void polls_who_spoke_last(void **state)
+{
+    struct fixture *f = *state;
+    struct fb_list_request none = {0};
+    struct fb_wire_writer w;
+    struct fb_node *node = f->rig.node;
+
+    peer_put(f->a, &small, page(f, 1, 0));
+    assert_false(fb_node_poll(node));
+    fb_wire_begin(&w, f->a->tx, FB_MSG_RELEASE, 7, FB_OK, &none, sizeof(none));
+    assert_int_equal(fb_channel_send(f->a->channel, f->a->tx, fb_wire_end(&w), NULL, 0), FB_OK);
+    assert_true(fb_node_poll(node));
+    assert_true(peer_receive(f->a));
+    assert_int_equal(f->a->reply.header.id, 7);
+    assert_int_equal(peer_finds(f->b, page(f, 1, 0)), 1);
+    peer_close(f->b);
+    assert_false(fb_node_poll(node));
+    assert_int_equal(peer_finds(f->a, page(f, 1, 0)), 1);
+    fb_channel_destroy(f->a->channel);
+    f->a->channel = NULL;
+    assert_true(fb_node_poll(node));
+    fb_node_collect(node);
+    assert_false(fb_node_poll(node));
+    fb_node_check(node);
+}
+
 int main(void)
 {
 #define TEST(name)  cmocka_unit_test_setup_teardown(name, setup, teardown)
@@ -825,6 +854,7 @@ int main(void)
         OWN(failed_commit_leaves_nothing),
         OWN(late_publication),
         TEST(speaking_while_an_answer_is_due_is_the_end),
+        TEST(polls_who_spoke_last),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
