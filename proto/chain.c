@@ -70,13 +70,31 @@ static void digest_ids(EVP_MD_CTX *context, const uint32_t *ids, uint32_t count)
     }
 }
 
-enum fb_status fb_chain(const uint8_t *previous, const uint32_t *token_ids, uint32_t count,
-                        const uint8_t *extra, size_t extra_bytes, uint8_t ret_hash[FB_CHAIN_BYTES])
+/* One page; the context has been initialized. */
+static void chain_page(EVP_MD_CTX *context, const uint8_t *previous, const uint32_t *token_ids,
+                       uint32_t count, const uint8_t *extra, size_t extra_bytes, uint8_t *ret_hash)
 {
-    uint8_t root[FB_CHAIN_BYTES], number[4];
+    uint8_t number[4];
+
+    FB_ASSERT(EVP_DigestUpdate(context, chain_tag, sizeof(chain_tag)) == 1);
+    FB_ASSERT(EVP_DigestUpdate(context, previous, FB_CHAIN_BYTES) == 1);
+    put_le32(number, count);
+    FB_ASSERT(EVP_DigestUpdate(context, number, sizeof(number)) == 1);
+    digest_ids(context, token_ids, count);
+    put_le32(number, (uint32_t)extra_bytes);
+    FB_ASSERT(EVP_DigestUpdate(context, number, sizeof(number)) == 1);
+    FB_ASSERT(EVP_DigestUpdate(context, extra, extra_bytes) == 1);
+    FB_ASSERT(EVP_DigestFinal_ex(context, ret_hash, NULL) == 1);
+}
+
+enum fb_status fb_chain_pages(const uint8_t *previous, const uint32_t *token_ids,
+                              uint32_t page_tokens, uint32_t pages, const uint8_t *extra,
+                              size_t extra_bytes, uint8_t *ret_hashes)
+{
+    uint8_t root[FB_CHAIN_BYTES];
     EVP_MD_CTX *context;
 
-    if (count == 0 || count > FB_MAX_PAGE_TOKENS || extra_bytes > FB_CHAIN_MAX_EXTRA) {
+    if (page_tokens == 0 || page_tokens > FB_MAX_PAGE_TOKENS || extra_bytes > FB_CHAIN_MAX_EXTRA) {
         return FB_EINVAL;
     }
     context = EVP_MD_CTX_new();
@@ -87,18 +105,22 @@ enum fb_status fb_chain(const uint8_t *previous, const uint32_t *token_ids, uint
         FB_ASSERT(EVP_Digest(chain_tag, sizeof(chain_tag), root, NULL, EVP_sha256(), NULL) == 1);
         previous = root;
     }
-    FB_ASSERT(EVP_DigestInit_ex(context, EVP_sha256(), NULL) == 1);
-    FB_ASSERT(EVP_DigestUpdate(context, chain_tag, sizeof(chain_tag)) == 1);
-    FB_ASSERT(EVP_DigestUpdate(context, previous, FB_CHAIN_BYTES) == 1);
-    put_le32(number, count);
-    FB_ASSERT(EVP_DigestUpdate(context, number, sizeof(number)) == 1);
-    digest_ids(context, token_ids, count);
-    put_le32(number, (uint32_t)extra_bytes);
-    FB_ASSERT(EVP_DigestUpdate(context, number, sizeof(number)) == 1);
-    FB_ASSERT(EVP_DigestUpdate(context, extra, extra_bytes) == 1);
-    FB_ASSERT(EVP_DigestFinal_ex(context, ret_hash, NULL) == 1);
+    for (uint32_t i = 0; i < pages; i++) {
+        uint8_t *hash = ret_hashes + (size_t)i * FB_CHAIN_BYTES;
+
+        FB_ASSERT(EVP_DigestInit_ex(context, i == 0 ? EVP_sha256() : NULL, NULL) == 1);
+        chain_page(context, previous, token_ids + (size_t)i * page_tokens, page_tokens, extra,
+                   extra_bytes, hash);
+        previous = hash;
+    }
     EVP_MD_CTX_free(context);
     return FB_OK;
+}
+
+enum fb_status fb_chain(const uint8_t *previous, const uint32_t *token_ids, uint32_t count,
+                        const uint8_t *extra, size_t extra_bytes, uint8_t ret_hash[FB_CHAIN_BYTES])
+{
+    return fb_chain_pages(previous, token_ids, count, 1, extra, extra_bytes, ret_hash);
 }
 
 static void put_multimodal(struct fb_cbor_writer *w, const struct fb_chain_extra *extra)

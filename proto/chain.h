@@ -24,6 +24,12 @@ extern "C" {
 enum fb_status fb_chain(const uint8_t *previous, const uint32_t *token_ids, uint32_t count,
                         const uint8_t *extra, size_t extra_bytes, uint8_t ret_hash[FB_CHAIN_BYTES]);
 
+/* The same for consecutive pages of page_tokens each, all with the same extra.
+ * token_ids  [pages, page_tokens]; ret_hashes [pages, FB_CHAIN_BYTES] */
+enum fb_status fb_chain_pages(const uint8_t *previous, const uint32_t *token_ids,
+                              uint32_t page_tokens, uint32_t pages, const uint8_t *extra,
+                              size_t extra_bytes, uint8_t *ret_hashes);
+
 /* What else the KV of a page depends on. All pointers are borrowed; NULL or 0 means absent. */
 struct fb_multimodal_item {
     uint8_t digest[FB_DIGEST_BYTES]; /* of the content, never a name */

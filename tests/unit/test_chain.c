@@ -205,13 +205,47 @@ static void test_pool_keys(void **state)
     fb_hasher_destroy(NULL);
 }
 
+static void test_pages_are_chained(void **state)
+{
+    enum { PAGES = 5, TOKENS = 70 };
+    uint32_t ids[PAGES * TOKENS];
+    uint8_t extra[] = {0xa1, 0x04, 0x61, 'x'}, start[FB_CHAIN_BYTES], expected[FB_CHAIN_BYTES];
+    uint8_t hashes[PAGES * FB_CHAIN_BYTES];
+
+    (void)state;
+    fill(start, sizeof(start), 9);
+    for (int i = 0; i < PAGES * TOKENS; i++) {
+        ids[i] = (uint32_t)i * 2654435761u;
+    }
+    for (int from_root = 0; from_root < 2; from_root++) {
+        const uint8_t *previous = from_root ? NULL : start;
+
+        assert_int_equal(fb_chain_pages(previous, ids, TOKENS, PAGES, extra, sizeof(extra), hashes),
+                         FB_OK);
+        for (int i = 0; i < PAGES; i++) {
+            assert_int_equal(
+                fb_chain(previous, ids + i * TOKENS, TOKENS, extra, sizeof(extra), expected),
+                FB_OK);
+            previous = hashes + i * FB_CHAIN_BYTES;
+            assert_memory_equal(previous, expected, FB_CHAIN_BYTES);
+        }
+    }
+    assert_int_equal(fb_chain_pages(NULL, ids, 0, PAGES, NULL, 0, hashes), FB_EINVAL);
+    assert_int_equal(fb_chain_pages(NULL, ids, TOKENS, 0, NULL, 0, hashes), FB_OK);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_page),   cmocka_unit_test(test_long_page),
-        cmocka_unit_test(test_limits),       cmocka_unit_test(test_inputs_are_told_apart),
-        cmocka_unit_test(test_extra_absent), cmocka_unit_test(test_extra_encoding),
-        cmocka_unit_test(test_extra_limits), cmocka_unit_test(test_pool_keys),
+        cmocka_unit_test(test_first_page),
+        cmocka_unit_test(test_long_page),
+        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_inputs_are_told_apart),
+        cmocka_unit_test(test_extra_absent),
+        cmocka_unit_test(test_extra_encoding),
+        cmocka_unit_test(test_extra_limits),
+        cmocka_unit_test(test_pool_keys),
+        cmocka_unit_test(test_pages_are_chained),
     };
 
     return cmocka_run_group_tests(tests, NULL, NULL);
