@@ -151,6 +151,8 @@ struct fb_transfer {
     uint32_t head_first;               /* head of the views that is plane_first */
     const struct fb_paged_view *views; /* [layer_count, sections of the space] */
     struct fb_token_map map;           /* first_token: where the chain's (put's) token 0 is */
+    /* [layer_count] for layers that are in different blocks of the engine; NULL: map for all */
+    const struct fb_token_map *layer_maps;
 };
 
 /* Decode pages into the engine's cache, checking every segment before it is written.

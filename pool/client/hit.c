@@ -365,7 +365,7 @@ static enum fb_status check_transfer(const struct fb_transfer *t, const struct f
               t->plane_count <= l->plane_count - t->plane_first &&
               t->layer_first < l->layer_count && t->layer_count > 0 &&
               t->layer_count <= l->layer_count - t->layer_first && t->views &&
-              t->map.block_tokens > 0;
+              fb_transfer_is_mapped(t);
 
     return ok ? FB_OK : FB_EINVAL;
 }
@@ -392,11 +392,10 @@ static enum fb_status get_plane(struct fb_hit *hit, const struct fb_transfer *t,
     const struct fb_layout *l = &hit->family[t->space]->layout;
     const struct fb_block_header *header = (const struct fb_block_header *)block;
     const uint8_t *key = key_of(hit, t->space, page);
-    struct fb_token_map map = t->map;
     uint64_t total = 0;
 
-    map.first_token += (uint64_t)page * l->page_tokens;
     for (uint32_t i = 0; i < t->layer_count; i++) {
+        struct fb_token_map map = fb_transfer_map(t, i, page, l->page_tokens);
         uint32_t layer = t->layer_first + i;
         uint64_t sum = 0;
         enum fb_status status = fb_segment_decode(

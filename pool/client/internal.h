@@ -157,6 +157,27 @@ static inline uint64_t fb_deadline(uint64_t timeout_ns, uint64_t standard_ns)
     return fb_now_ns() + (timeout_ns ? timeout_ns : standard_ns);
 }
 
+/* The map of a transfer's i-th layer, moved to where page `page` begins. */
+static inline struct fb_token_map fb_transfer_map(const struct fb_transfer *t, uint32_t i,
+                                                  uint32_t page, uint32_t page_tokens)
+{
+    struct fb_token_map map = t->layer_maps ? t->layer_maps[i] : t->map;
+
+    map.first_token += (uint64_t)page * page_tokens;
+    return map;
+}
+
+/* Whether every layer of a transfer has a map. */
+static inline bool fb_transfer_is_mapped(const struct fb_transfer *t)
+{
+    for (uint32_t i = 0; t->layer_maps && i < t->layer_count; i++) {
+        if (t->layer_maps[i].block_tokens == 0) {
+            return false;
+        }
+    }
+    return t->layer_maps || t->map.block_tokens > 0;
+}
+
 /* --- link.c --- */
 
 /* Connect and say hello. control: this connection gets notifications. */

@@ -229,15 +229,14 @@ static enum fb_status encode_page(struct fb_put *put, const struct fb_transfer *
     const struct fb_layout *l = &put->space->layout;
     const struct fb_put_part *part = &put->part;
     uint64_t *sums = put->sums + (size_t)page * part->plane_count;
-    struct fb_token_map map = t->map;
     uint8_t *block;
     enum fb_status status = map_page(put, page, &block);
 
-    map.first_token += (uint64_t)page * l->page_tokens;
     for (uint32_t p = 0; p < part->plane_count && status == FB_OK; p++) {
         sums[p] = 0;
         for (uint32_t i = 0; i < part->layer_count && status == FB_OK; i++) {
             uint32_t plane = part->plane_first + p, layer = part->layer_first + i;
+            struct fb_token_map map = fb_transfer_map(t, i, page, l->page_tokens);
             uint64_t sum = 0, bad_rows;
 
             status = fb_segment_encode(put->pool->kernels, l, layer, t->head_first + p,
@@ -260,7 +259,7 @@ enum fb_status fb_put_encode(struct fb_put *put, const struct fb_transfer *trans
     if (t->page_first > put->pages || t->page_count > put->pages - t->page_first ||
         t->plane_first != put->part.plane_first || t->plane_count != put->part.plane_count ||
         t->layer_first != put->part.layer_first || t->layer_count != put->part.layer_count ||
-        !t->views || t->map.block_tokens == 0) {
+        !t->views || !fb_transfer_is_mapped(t)) {
         return FB_EINVAL;
     }
     for (uint32_t i = 0; i < t->page_count; i++) {

@@ -160,6 +160,7 @@ class Transfer(Structure):
         ("head_first", c_uint32),
         ("views", POINTER(PagedView)),
         ("map", TokenMap),
+        ("layer_maps", POINTER(TokenMap)),
     ]
 
 

@@ -268,9 +268,10 @@ def _transfer(
     head: int,
 ) -> tuple[_native.Transfer, Any]:
     """The C structure, and what must live as long as it."""
-    ids = block_ids
-    if not (isinstance(ids, array) and ids.typecode == "q"):
-        ids = array("q", ids)
+    if len(block_ids) and hasattr(block_ids[0], "__len__"):
+        per_layer = [_as_int64(ids) for ids in block_ids]
+    else:
+        per_layer = [_as_int64(block_ids)]
     plane_first, plane_count = planes or (0, space.planes)
     layer_first, layer_count = layers or (0, space.layers)
     if (cache.layers, cache.sections) != (space.layers, space.sections):
@@ -278,7 +279,13 @@ def _transfer(
             f"a cache of {cache.layers} layers and {cache.sections} sections for a space of "
             f"{space.layers} and {space.sections}"
         )
+    if len(per_layer) not in (1, layer_count):
+        raise ValueError(f"block ids of {len(per_layer)} layers for a transfer of {layer_count}")
     views = cache.from_layer(layer_first)
+    maps = (_native.TokenMap * len(per_layer))()
+    for to, ids in zip(maps, per_layer):
+        to.block_ids = ctypes.cast(address_of(ids), ctypes.POINTER(ctypes.c_int64))
+        to.block_count, to.first_token, to.block_tokens = len(ids), first_token, block_tokens
     token_first, token_count = tokens or (0, 0)
     transfer = _native.Transfer(
         space=index,
@@ -292,14 +299,14 @@ def _transfer(
         layer_count=layer_count,
         head_first=head,
         views=ctypes.cast(views, ctypes.POINTER(_native.PagedView)),
-        map=_native.TokenMap(
-            block_ids=ctypes.cast(address_of(ids), ctypes.POINTER(ctypes.c_int64)),
-            block_count=len(ids),
-            first_token=first_token,
-            block_tokens=block_tokens,
-        ),
+        map=maps[0],
+        layer_maps=maps if len(maps) > 1 else None,
     )
-    return transfer, (ids, views)
+    return transfer, (per_layer, views, maps)
+
+
+def _as_int64(ids: Sequence[int]) -> array:
+    return ids if isinstance(ids, array) and ids.typecode == "q" else array("q", ids)
 
 
 class Hit:
@@ -365,7 +372,7 @@ class Hit:
         self,
         space: int,
         cache: Cache,
-        block_ids: Sequence[int],
+        block_ids: Sequence[int] | Sequence[Sequence[int]],
         block_tokens: int,
         *,
         pages: tuple[int, int] | None = None,
@@ -381,7 +388,8 @@ class Hit:
 
         space         index in the family
         cache         views of all layers of the space
-        block_ids     [blocks] the engine's blocks, in the order of their tokens; negative: null
+        block_ids     [blocks] the engine's blocks, in the order of their tokens; negative: null.
+                      Or one such list for each layer of the transfer
         block_tokens  tokens of an engine block
         pages         (first, count) of the hit; None: all
         first_token   where the chain's token 0 is, counted in ``block_ids``
@@ -453,7 +461,7 @@ class Put:
     def encode(
         self,
         cache: Cache,
-        block_ids: Sequence[int],
+        block_ids: Sequence[int] | Sequence[Sequence[int]],
         block_tokens: int,
         *,
         pages: tuple[int, int] | None = None,
