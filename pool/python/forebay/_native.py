@@ -310,7 +310,7 @@ def _open_library() -> ctypes.CDLL:
         except OSError as error:
             failures.append(f"{path}: {error}")
     raise ImportError(
-        "libforebay was not found; install it (cmake --install) or name its file in "
+        "libforebay could not be loaded; install it (cmake --install) or name its file in "
         "$FOREBAY_LIBRARY. Tried " + "; ".join(failures)
     )
 
@@ -336,7 +336,10 @@ def load() -> ctypes.CDLL:
             function.restype = result
             function.argtypes = arguments
     except AttributeError as error:
-        raise ImportError(f"libforebay lacks a function of its own version: {error}") from None
+        raise ImportError(
+            f"what was loaded as libforebay lacks one of its functions: {error}; install library "
+            "and package from one release, and see that $FOREBAY_LIBRARY, if set, names the library"
+        ) from None
     return library
 
 

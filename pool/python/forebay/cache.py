@@ -44,8 +44,9 @@ class View:
                 f"a tensor of {len(strides)} dimensions, of which {len(named)} are named; "
                 "name each once, or index it away"
             )
-        return cls(base, *(0 if d is None else strides[d] for d in (block, token, head, channel)),
-                   owner=tensor)
+        view = cls(base, *(0 if d is None else strides[d] for d in (block, token, head, channel)))
+        view.owner = tensor
+        return view
 
 
 def _memory(tensor: Any) -> tuple[int, tuple[int, ...]]:
@@ -75,7 +76,7 @@ class Cache:
             if view:
                 self.native[at] = PagedView(view.base, *view.strides)
 
-    def from_layer(self, first: int) -> ctypes.Array:
+    def from_layer(self, first: int) -> ctypes.Array[PagedView]:
         """Views from a layer on, as the library wants them."""
         if not 0 <= first < self.layers:
             raise ValueError(f"layer {first} of a cache of {self.layers}")

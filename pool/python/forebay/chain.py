@@ -41,6 +41,8 @@ class Extra:
         for digest in (self.adapter, self.embeddings, *(m.digest for m in self.multimodal)):
             if digest is not None and len(digest) != DIGEST_BYTES:
                 raise ValueError(f"a digest of {len(digest)} bytes; expected {DIGEST_BYTES}")
+        if "\0" in (self.salt or ""):
+            raise ValueError("a salt with a NUL; expected text without")
         items = (MultimodalItem * len(self.multimodal))()
         for item, source in zip(items, self.multimodal):
             ctypes.memmove(item.digest, source.digest, DIGEST_BYTES)
@@ -72,6 +74,8 @@ def chain(
     extra        `Extra.encode`, the same for all these pages
     returns      [n // page_tokens * 32] bytes, one hash after the other
     """
+    if page_tokens < 1:
+        raise ValueError(f"pages of {page_tokens} tokens; expected at least 1")
     count = len(tokens) // page_tokens
     if previous is not None and len(previous) != CHAIN_BYTES:
         raise ValueError(f"a previous hash of {len(previous)} bytes; expected {CHAIN_BYTES}")
@@ -89,7 +93,12 @@ def _as_uint32(tokens: Sequence[int]) -> Any:
     if isinstance(tokens, array) and tokens.typecode == "I":
         return tokens
     interface = getattr(tokens, "__array_interface__", None)
-    if interface and interface["typestr"] == "<u4" and interface.get("strides") is None:
+    if (
+        interface
+        and interface["typestr"] == "<u4"
+        and interface.get("strides") is None
+        and len(interface["shape"]) == 1
+    ):
         return tokens
     return array("I", tokens)
 
@@ -98,4 +107,5 @@ def address_of(numbers: Any) -> int:
     """Where the items of an ``array.array`` or of a numpy array are."""
     if isinstance(numbers, array):
         return numbers.buffer_info()[0]
-    return numbers.__array_interface__["data"][0]
+    address: int = numbers.__array_interface__["data"][0]
+    return address

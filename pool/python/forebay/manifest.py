@@ -90,13 +90,13 @@ class Manifest:
 
     def _native(self) -> _native.Manifest:
         """The C structure. ValueError: more than it holds."""
-        for name, values, limit in (
-            ("layers", self.layers, _native.MAX_LAYERS),
-            ("sections", self.sections, _native.MAX_SECTIONS),
-            ("scales", self.scales, _native.MAX_SCALES),
+        for name, given, limit in (
+            ("layers", len(self.layers), _native.MAX_LAYERS),
+            ("sections", len(self.sections), _native.MAX_SECTIONS),
+            ("scales", len(self.scales), _native.MAX_SCALES),
         ):
-            if len(values) > limit:
-                raise ValueError(f"manifest: {len(values)} {name}; at most {limit} are possible")
+            if given > limit:
+                raise ValueError(f"manifest: {given} {name}; at most {limit} are possible")
         m = _native.Manifest(
             tenant=_text("tenant", self.tenant, _native.MAX_TENANT_CHARS),
             model=_text("model", self.model),
@@ -118,6 +118,8 @@ class Manifest:
         )
         for i, layer in enumerate(self.layers):
             m.layers[i] = layer
+            if m.layers[i] != layer:  # ctypes wraps what it cannot hold
+                raise ValueError(f"manifest: layer {layer}; expected 0 to 65535")
         for i, scale in enumerate(self.scales):
             m.scales[i] = scale
         for to, section in zip(m.sections, self.sections):
@@ -137,4 +139,6 @@ def _text(name: str, text: str, limit: int = _native.MAX_TEXT_CHARS) -> bytes:
     encoded = text.encode()
     if len(encoded) > limit:
         raise ValueError(f"manifest: {name} of {len(encoded)} bytes; at most {limit} are possible")
+    if b"\0" in encoded:
+        raise ValueError(f"manifest: {name} has a NUL; expected text without")
     return encoded

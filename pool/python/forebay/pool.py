@@ -31,6 +31,12 @@ def _ns(seconds: float | None) -> int:
     return 0 if seconds is None else max(1, int(seconds * 1e9))
 
 
+def _hash(name: str, value: bytes) -> bytes:
+    if len(value) != CHAIN_BYTES:
+        raise ValueError(f"{name} of {len(value)} bytes; expected a chain hash of {CHAIN_BYTES}")
+    return value
+
+
 def _pages(chain: bytes) -> int:
     if len(chain) % CHAIN_BYTES:
         raise ValueError(f"a chain of {len(chain)} bytes; expected {CHAIN_BYTES} a page")
@@ -43,7 +49,7 @@ class Space:
     def __init__(self, pool: Pool, handle: c_void_p, manifest: Manifest) -> None:
         self.pool = pool
         self.manifest = manifest
-        self.handle = handle
+        self._handle = handle
         self.id = ctypes.string_at(lib.fb_pool_space_id(handle), SPACE_ID_BYTES)
         layout = lib.fb_pool_space_layout(handle).contents
         self.page_tokens: int = layout.page_tokens
@@ -53,10 +59,15 @@ class Space:
         self.block_bytes: int = layout.block_bytes  #: as stored
         self.source_bytes: int = layout.source_bytes  #: of the same rows in the engine
 
+    @property
+    def handle(self) -> c_void_p:
+        self.pool._opened()
+        return self._handle
+
     def key(self, chain_hash: bytes) -> bytes:
         """[32] pool key of a page."""
         out = ctypes.create_string_buffer(KEY_BYTES)
-        lib.fb_pool_key(self.handle, chain_hash, out)
+        lib.fb_pool_key(self.handle, _hash("chain_hash", chain_hash), out)
         return out.raw
 
 
@@ -106,15 +117,21 @@ class Pool:
 
     @property
     def handle(self) -> c_void_p:
+        handle = self._opened()
+        self._release_dropped()
+        return handle
+
+    def _opened(self) -> c_void_p:
         if not self._handle:
-            raise ValueError("this pool has been closed")
-        if self._dropped:
-            self._release_dropped()
+            raise ValueError("this pool has been closed, and what belongs to it with it")
         return self._handle
 
     def _release_dropped(self) -> None:
         while self._dropped:
-            release, handle = self._dropped.popleft()
+            try:
+                release, handle = self._dropped.popleft()
+            except IndexError:  # another thread was quicker
+                return
             release(handle)
 
     def info(self) -> dict[str, Any]:
@@ -122,7 +139,7 @@ class Pool:
         bytes_mapped."""
         info = _native.PoolInfo()
         lib.fb_pool_get_info(self.handle, byref(info))
-        values = {name: getattr(info, name) for name, _ in info._fields_}
+        values = {field[0]: getattr(info, field[0]) for field in info._fields_}
         values["tenant"] = info.tenant.decode()
         return values
 
@@ -130,8 +147,9 @@ class Pool:
         """Open a space. ForebayError: the manifest is wrong or another tenant's."""
         handle, error = c_void_p(), _native.Error()
         native = manifest._native()
-        check(lib.fb_pool_space_open(self.handle, byref(native), byref(handle), byref(error)),
-              error)
+        check(
+            lib.fb_pool_space_open(self.handle, byref(native), byref(handle), byref(error)), error
+        )
         return Space(self, handle, manifest)
 
     def lookup(
@@ -206,6 +224,8 @@ class Pool:
         returns          a `Put`; ``statuses`` says of each page whether it is to be written
         """
         pages = _pages(chain)
+        if parent is not None:
+            _hash("parent", parent)
         part = _native.PutPart(*(planes or (0, 0)), *(layers or (0, 0)))
         handle, statuses = c_void_p(), (c_uint32 * max(pages, 1))()
         status = lib.fb_put_begin(
@@ -244,12 +264,10 @@ class Pool:
         keys = b"".join(
             space.key(chain[at : at + CHAIN_BYTES]) for at in range(0, len(chain), CHAIN_BYTES)
         )
-        return Status(
-            lib.fb_reject(self.handle, space.handle, keys, _pages(chain), _ns(timeout))
-        )
+        return Status(lib.fb_reject(self.handle, space.handle, keys, _pages(chain), _ns(timeout)))
 
 
-def _handles(family: Sequence[Space]) -> ctypes.Array:
+def _handles(family: Sequence[Space]) -> ctypes.Array[c_void_p]:
     return (c_void_p * len(family))(*(space.handle for space in family))
 
 
@@ -305,7 +323,7 @@ def _transfer(
     return transfer, (per_layer, views, maps)
 
 
-def _as_int64(ids: Sequence[int]) -> array:
+def _as_int64(ids: Sequence[int]) -> array[int]:
     return ids if isinstance(ids, array) and ids.typecode == "q" else array("q", ids)
 
 
@@ -343,11 +361,12 @@ class Hit:
     def release(self) -> None:
         """Give the lease back; no `get` of it may be running. Twice is allowed."""
         handle, self._handle = self._handle, None
-        if handle:
+        if handle and self.pool._handle:
             lib.fb_hit_release(handle)
 
     @property
     def handle(self) -> c_void_p:
+        self.pool._opened()
         if not self._handle:
             raise ValueError("this hit has no pages or has been released")
         return self._handle
@@ -358,15 +377,16 @@ class Hit:
         if not self._handle:
             return []
         native = (c_uint64 * _native.HIT_MAX_LEASES)()
-        return list(native[: lib.fb_hit_leases(self._handle, native)])
+        return list(native[: lib.fb_hit_leases(self.handle, native)])
 
     def block(self, space: int, page: int) -> memoryview:
         """The bytes of a stored block in place, read-only, good until the release. Its header has
         been checked, its planes have not. ForebayError: not there, or not what it should be."""
         at = c_void_p()
         check(lib.fb_hit_map(self.handle, space, page, byref(at)))
+        assert at.value
         size = self.family[space].block_bytes
-        return memoryview((ctypes.c_uint8 * size).from_address(at.value)).toreadonly()
+        return memoryview((ctypes.c_uint8 * size).from_address(at.value)).cast("B").toreadonly()
 
     def get(
         self,
@@ -475,6 +495,7 @@ class Put:
         pages = pages or (0, len(self.statuses))
         statuses = (c_uint32 * max(pages[1], 1))()
         if self._handle:
+            self.pool._opened()
             transfer, _keep = _transfer(
                 self.space,
                 cache,
@@ -498,6 +519,7 @@ class Put:
     def commit(self, *, timeout: float | None = None) -> list[int]:
         """Publish what was written, give up what was not. Returns [pages] statuses: OK for those
         that are now in the pool, else what became of them."""
+        self.pool._opened()
         handle, self._handle = self._handle, None
         if not handle:
             return self.statuses
@@ -509,5 +531,5 @@ class Put:
     def abort(self) -> None:
         """Give everything up. Twice, and after a commit, is allowed."""
         handle, self._handle = self._handle, None
-        if handle:
+        if handle and self.pool._handle:
             lib.fb_put_abort(handle)

@@ -1,0 +1,485 @@
+"""The scheduler's side: what of a prompt the pool has, which pages to store, and who may forget
+what. One answer for all ranks.
+
+A request is looked up once. The answer, a hit under lease, is remembered until the engine has room
+for it, then handed to the workers, and given back when they have read it. Pages are stored in the
+step that completes them; their blocks are kept from reuse until every worker is done.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import forebay
+from forebay import Hit, Pool, Rule, Space, identity
+from forebay._native import CHAIN_BYTES
+from forebay.vllm.keys import Adapters, RequestChain, Unpoolable
+from forebay.vllm.messages import Era, Handshake, Load, Pages, StepMeta, Store, WorkerMeta
+from forebay.vllm.settings import Settings
+from forebay.vllm.stats import Stats
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.forebay")
+
+
+@dataclass
+class _Request:
+    """A request that the engine has."""
+
+    request: Any
+    chain: RequestChain | None  #: None: not pooled
+    era: Era | None
+    hit: Hit | None = None
+    asked: bool = False  #: looked up; the answer is in `hit` and `hit_tokens`
+    hit_tokens: int = 0
+    failed: bool = False  #: a load failed: compute, do not ask again
+    loading: bool = False
+    block_ids: tuple[list[int], ...] = ()
+    stored_pages: int = 0  #: handed to the workers, or found in the pool
+    stores: int = 0  #: in flight
+    finished: bool = False
+
+
+@dataclass
+class _Flight:
+    """A store in flight."""
+
+    request_id: str
+    blocks: list[Any]  #: that are kept from reuse
+    waiting: int  #: ranks that are not done
+
+
+@dataclass
+class _Step:
+    loads: list[Load] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+
+
+class Scheduler:
+    def __init__(self, config: Any, settings: Settings, stats: Stats) -> None:
+        self.settings = settings
+        self.stats = stats
+        self.ranks = config.parallel_config.tensor_parallel_size
+        self.model_config = config.model_config
+        self.parts: tuple[Any, ...] = ()
+        self.family: list[Space] = []
+        self.exact = False  #: the last token of a prompt can be computed again after a full hit
+        self.fails_by_request = False
+        self.era: Era | None = None
+        self.generation = 0
+        self.block_pool: Any = None
+        self.adapters = Adapters()
+        self.requests: dict[str, _Request] = {}
+        self.flights: dict[int, _Flight] = {}
+        self.next_store = 1
+        self.step = _Step()
+        self.identity: str | None = settings.model
+        self.pool: Pool | None = None
+        try:
+            self.pool = Pool(settings.socket, connect=0.2)
+        except forebay.ForebayError as error:
+            logger.warning("Forebay: no pool: %s", error)
+        if self.identity is None:
+            threading.Thread(target=self._identify, daemon=True).start()
+
+    # --- what can be pooled ---
+
+    def _identify(self) -> None:
+        """Read the weights, which may take a while: until then everything misses."""
+        model = self.model_config
+        try:
+            if os.path.isdir(model.model):
+                self.identity = identity.of_folder(model.model)
+            else:
+                commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
+                if commit is None:
+                    raise ValueError("its revision is not known")
+                self.identity = identity.of_repository(model.model, commit)
+        except (OSError, ValueError) as error:
+            logger.warning("Forebay: blocks stay private to this engine: %s: %s", model.model, error)
+            self.identity = "private:" + os.urandom(16).hex()
+
+    def handshake(self, workers: Iterable[Handshake]) -> None:
+        workers = list(workers)
+        refusals = {worker.refusal for worker in workers if worker.refusal}
+        if len({worker.parts for worker in workers}) > 1:
+            refusals.add("the ranks found different arrangements")
+        if refusals:
+            logger.warning("Forebay: this engine is not pooled: %s", "; ".join(sorted(refusals)))
+            return
+        parts = workers[0].parts
+        groups = {group for part in parts for group in part.groups}
+        if len(groups) > 1 and not workers[0].fails_by_request:
+            logger.warning(
+                "Forebay: this engine is not pooled: its models with several cache groups need "
+                "a vLLM that takes failed loads by request (0.32 or later)"
+            )
+            return
+        self.parts = parts
+        self.exact = all(part.manifest.rule == Rule.FULL for part in parts)
+        self.fails_by_request = workers[0].fails_by_request
+
+    def _ready(self) -> bool:
+        """Open the spaces of this era, once everything about them is known."""
+        if self.family:
+            return True
+        if not self.parts or self.identity is None or self.pool is None:
+            return False
+        self.era = self.era or Era(self.identity)
+        try:
+            self.family = [self.pool.space(manifest(part, self.era)) for part in self.parts]
+        except (forebay.ForebayError, ValueError) as error:
+            logger.warning("Forebay: this engine is not pooled: %s", error)
+            self.parts = ()
+            return False
+        return True
+
+    @property
+    def page_tokens(self) -> int:
+        return self.family[0].page_tokens
+
+    # --- lookup ---
+
+    def matched(self, request: Any, computed: int) -> int:
+        """Tokens beyond `computed` that can be loaded."""
+        if not self._ready():
+            return 0
+        state = self._state_of(request)
+        if state.chain is None or state.failed or state.loading:
+            return 0
+        if getattr(request, "skip_reading_prefix_cache", False):
+            return 0
+        if not state.asked:
+            self._ask(state)
+        gain = state.hit_tokens - computed
+        return gain if gain >= max(1, self.settings.min_prefix_tokens) else 0
+
+    def _state_of(self, request: Any) -> _Request:
+        state = self.requests.get(request.request_id)
+        if state is None:
+            chain = None
+            try:
+                chain = RequestChain(request, self.page_tokens, self.adapters)
+            except Unpoolable:
+                self.stats.add("requests_not_pooled", 1)
+            state = _Request(request, chain, self.era)
+            self.requests[request.request_id] = state
+        return state
+
+    def _ask(self, state: _Request) -> None:
+        assert state.chain is not None and self.pool is not None
+        tokens = state.request.all_token_ids
+        state.chain.grow(tokens)
+        # A token must be left to compute. Full attention may compute the last one again.
+        usable = len(tokens) if self.exact else len(tokens) - 1
+        pages = min(state.chain.pages, usable // self.page_tokens)
+        state.asked = True
+        self.stats.add("lookups", 1)
+        if pages == 0:
+            return
+        hit = self.pool.lookup(
+            self.family,
+            state.chain.hashes[: pages * CHAIN_BYTES],
+            timeout=self.settings.lookup_timeout,
+        )
+        state.hit_tokens = hit.pages * self.page_tokens
+        state.stored_pages = max(state.stored_pages, hit.pages)
+        state.hit = hit if hit else None
+        self.stats.add("lookup_hit_tokens", state.hit_tokens)
+
+    def allocated(self, request: Any, block_ids: tuple[list[int], ...], tokens: int) -> None:
+        """The engine has room for `tokens` of the hit, or for the request without one."""
+        state = self.requests.get(request.request_id)
+        if state is None or state.loading:
+            return
+        if tokens > 0 and state.hit is not None:
+            pages = state.hit_tokens // self.page_tokens
+            assert state.chain is not None and state.era is not None
+            state.loading = True
+            state.block_ids = tuple(list(ids) for ids in block_ids)
+            self.step.loads.append(
+                Load(
+                    request.request_id,
+                    state.era,
+                    state.chain.hashes[: pages * CHAIN_BYTES],
+                    state.hit.leases,
+                    state.hit_tokens - tokens,
+                    tuple(list(ids) for ids in block_ids),
+                )
+            )
+        else:
+            _forget_hit(state)
+            state.asked = False  # when it is preempted, it may ask again
+
+    def loaded(
+        self, finished: Iterable[str], failed: Iterable[str], bad_blocks: Iterable[int]
+    ) -> None:
+        """Workers are done with loads, of which some failed: named by request, or by block."""
+        bad = set(bad_blocks)
+        for request_id in finished:
+            state = self.requests.get(request_id)
+            if state is None:
+                continue
+            state.loading = state.asked = False
+            if request_id in failed or bad.intersection(*state.block_ids[:1]):
+                state.failed = True
+                state.stored_pages = 0
+            _forget_hit(state)
+            if state.finished:
+                self._drop(request_id)
+
+    # --- steps ---
+
+    def build(self, output: Any) -> StepMeta:
+        if self._ready():
+            self._note_scheduled(output)
+        for request_id in output.finished_req_ids:
+            self._drop(request_id)
+        step, self.step = self.step, _Step()
+        return StepMeta(self.era, step.loads, step.stores, step.held)
+
+    def _note_scheduled(self, output: Any) -> None:
+        computed: dict[str, int] = {}
+        for new in output.scheduled_new_reqs:
+            state = self.requests.get(new.req_id)
+            if state is not None:
+                state.block_ids = tuple(list(ids) for ids in new.block_ids)
+                computed[new.req_id] = new.num_computed_tokens
+        cached = output.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            state = self.requests.get(request_id)
+            if state is None:
+                continue
+            new_ids = cached.new_block_ids[i]
+            if request_id in cached.resumed_req_ids:
+                state.block_ids = tuple(list(ids) for ids in new_ids or ())
+            elif new_ids is not None:
+                for ids, more in zip(state.block_ids, new_ids):
+                    ids.extend(more)
+            computed[request_id] = cached.num_computed_tokens[i]
+        boundaries = _boundaries(output)
+        for request_id, count in output.num_scheduled_tokens.items():
+            if request_id in computed:
+                self._store_new(
+                    request_id, computed[request_id] + count, boundaries.get(request_id, [])
+                )
+
+    def _store_new(
+        self, request_id: str, computed: int, boundaries: list[tuple[int, int, int]]
+    ) -> None:
+        """Hand the pages that this step completes to the workers."""
+        state = self.requests[request_id]
+        if state.chain is None or state.era != self.era or not self.settings.store:
+            return
+        tokens = state.request.all_token_ids
+        known = min(computed, len(tokens))
+        pages = known // self.page_tokens
+        if pages <= state.stored_pages and not boundaries:
+            return
+        state.chain.grow(tokens)
+        block_ids = tuple(list(ids) for ids in state.block_ids)
+        spans = []
+        for index, part in enumerate(self.parts):
+            if part.manifest.rule == Rule.STATE:
+                spans += self._state_pages(index, part, boundaries, block_ids, pages)
+            elif pages > state.stored_pages:
+                spans += self._whole_pages(index, part, block_ids, state.stored_pages, pages)
+        state.stored_pages = max(pages, state.stored_pages)
+        if not spans:
+            return
+        store = Store(
+            self.next_store,
+            request_id,
+            state.era,
+            state.chain.hashes[: pages * CHAIN_BYTES],
+            spans,
+            block_ids,
+        )
+        self.next_store += 1
+        self.step.stores.append(store)
+        self._keep(store, state)
+
+    def _whole_pages(
+        self, index: int, part: Any, block_ids: tuple[list[int], ...], first: int, end: int
+    ) -> list[Pages]:
+        """Pages [first, end) of a space, less those with null blocks."""
+        spans: list[Pages] = []
+        size, tokens = part.block_tokens, self.page_tokens
+        for page in range(first, end):
+            blocks = range(page * tokens // size, ((page + 1) * tokens - 1) // size + 1)
+            there = all(
+                b < len(block_ids[group]) and block_ids[group][b] != 0
+                for group in set(part.groups)
+                for b in blocks
+            )
+            if not there:
+                continue
+            if spans and spans[-1].first + spans[-1].count == page:
+                spans[-1].count += 1
+            else:
+                spans.append(Pages(index, page, 1))
+        return spans
+
+    def _state_pages(
+        self,
+        index: int,
+        part: Any,
+        boundaries: list[tuple[int, int, int]],
+        block_ids: tuple[list[int], ...],
+        pages: int,
+    ) -> list[Pages]:
+        """Pages at whose end every layer has its state; the engine names the blocks."""
+        where: dict[int, dict[int, int]] = {}
+        for group, block, tokens in boundaries:
+            where.setdefault(tokens, {})[group] = block
+        spans = []
+        for tokens, blocks in sorted(where.items()):
+            page, rest = divmod(tokens, self.page_tokens)
+            if rest or page > pages or not set(part.groups) <= set(blocks):
+                continue
+            at = (tokens - 1) // part.block_tokens
+            for group in set(part.groups):
+                ids = block_ids[group]
+                ids.extend([0] * (at + 1 - len(ids)))
+                ids[at] = blocks[group]
+            spans.append(Pages(index, page - 1, 1))
+        return spans
+
+    def _keep(self, store: Store, state: _Request) -> None:
+        """Blocks of a store are not reused before it is done, whatever becomes of the request."""
+        wanted = set()
+        for span in store.pages:
+            part = self.parts[span.space]
+            begin = span.first * self.page_tokens // part.block_tokens
+            end = ((span.first + span.count) * self.page_tokens - 1) // part.block_tokens + 1
+            for group in set(part.groups):
+                wanted |= set(store.block_ids[group][begin:end])
+        blocks = [self.block_pool.blocks[b] for b in sorted(wanted - {0})]
+        self.block_pool.touch(blocks)
+        state.stores += 1
+        self.flights[store.id] = _Flight(store.request_id, blocks, self.ranks)
+
+    def stored(self, meta: WorkerMeta | None) -> None:
+        for store_id in meta.stored if meta is not None else ():
+            flight = self.flights.get(store_id)
+            if flight is None:
+                continue
+            flight.waiting -= 1
+            if flight.waiting == 0:
+                del self.flights[store_id]
+                self.block_pool.free_blocks(flight.blocks)
+                state = self.requests.get(flight.request_id)
+                if state is not None:
+                    state.stores -= 1
+
+    # --- ends ---
+
+    def request_finished(self, request: Any) -> bool:
+        """Whether the engine is to keep stepping, and the request's blocks, until the workers say
+        that its stores are done."""
+        state = self.requests.get(request.request_id)
+        if state is None:
+            return False
+        if self.settings.report_keys and state.chain is not None:
+            self._report(state)
+        if state.stores > 0:
+            self.step.held.add(request.request_id)
+            return True
+        return False
+
+    def _drop(self, request_id: str) -> None:
+        state = self.requests.get(request_id)
+        if state is None:
+            return
+        state.finished = True
+        if not state.loading:
+            _forget_hit(state)
+            del self.requests[request_id]
+
+    def reset(self) -> None:
+        """The weights have changed, or may have: nothing stored so far is of use here."""
+        self.generation += 1
+        for state in self.requests.values():
+            state.era = None  # its KV is of the old weights, or will be of both
+            state.asked = True
+            if not state.loading:
+                _forget_hit(state)
+        self.family = []
+        if self.identity is None:
+            self.identity = "private:" + os.urandom(16).hex()
+        self.era = Era(self.identity, self.generation, os.urandom(16))
+
+    def close(self) -> None:
+        for state in self.requests.values():
+            _forget_hit(state)
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
+
+    # --- reports ---
+
+    def _report(self, state: _Request) -> None:
+        """The ingredients of a request's keys, for `forebay why`."""
+        assert state.chain is not None
+        state.chain.grow(state.request.all_token_ids)
+        hashes = state.chain.hashes
+        report = {
+            "forebay_keys": 1,
+            "request": state.request.request_id,
+            "page_tokens": self.page_tokens,
+            "tokens": list(state.request.all_token_ids),
+            "extras": [extra.hex() for extra in state.chain.extras()],
+            "chain": [
+                hashes[at : at + CHAIN_BYTES].hex() for at in range(0, len(hashes), CHAIN_BYTES)
+            ],
+            "spaces": [{"id": s.id.hex(), "manifest": _readable(s.manifest)} for s in self.family],
+        }
+        folder = self.settings.report_keys
+        assert folder is not None
+        try:
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, f"{state.request.request_id}.json"), "w") as file:
+                json.dump(report, file)
+        except OSError as error:
+            logger.warning_once("Forebay: no key reports: %s", error)
+
+
+def manifest(part: Any, era: Era) -> forebay.Manifest:
+    return replace(
+        part.manifest,
+        model=era.model,
+        generation=era.generation,
+        private_id=era.private_id,
+    )
+
+
+def _forget_hit(state: _Request) -> None:
+    state.hit_tokens = 0
+    if state.hit is not None:
+        state.hit.release()
+        state.hit = None
+
+
+def _boundaries(output: Any) -> dict[str, list[tuple[int, int, int]]]:
+    """(cache group, block, tokens) of recurrent states that this step completes, by request."""
+    blocks = getattr(output, "kv_connector_block_state", None)
+    return blocks.boundary_state_offloads if blocks is not None else {}
+
+
+def _readable(m: forebay.Manifest) -> dict[str, Any]:
+    fields = asdict(m)
+    private = fields.pop("private_id")
+    fields["private"] = private.hex() if private else ""
+    fields["rule"] = m.rule.name.lower()
+    for section in fields["sections"]:
+        for name in ("kind", "elem", "codec"):
+            section[name] = section[name].name.lower()
+        if section["layer_count"] is None:
+            section["layer_count"] = len(m.layers) - section["layer_first"]
+    return fields

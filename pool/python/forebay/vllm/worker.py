@@ -1,0 +1,287 @@
+"""A worker's side: finds how the engine arranges its cache, loads hits into it and stores pages
+from it, on two threads of its own. The engine's thread never waits for either.
+"""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import threading
+import time
+from array import array
+from typing import Any
+
+import forebay
+from forebay import Pool, Rule, Space, Status
+from forebay._native import CHAIN_BYTES
+from forebay.vllm import family
+from forebay.vllm.family import Place
+from forebay.vllm.messages import Era, Handshake, Load, Pages, StepMeta, Store, WorkerMeta
+from forebay.vllm.scheduler import manifest
+from forebay.vllm.settings import Settings
+from forebay.vllm.stats import Stats
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.forebay")
+
+
+class Worker:
+    def __init__(self, config: Any, cache_config: Any, settings: Settings, stats: Stats,
+                 fails_by_request: bool) -> None:
+        self.config = config
+        self.cache_config = cache_config
+        self.settings = settings
+        self.stats = stats
+        self.fails_by_request = fails_by_request
+        self.places: list[Place] = []
+        self.refusal: str | None = None
+        self.tap = importlib.import_module(settings.tap) if settings.tap else None
+        self.pool: Pool | None = None
+        self.spaces: dict[Era, list[Space]] = {}
+        self.era: Era | None = None  #: of the last step
+        self.jobs: dict[str, queue.SimpleQueue[Any]] = {}
+        self.threads: list[threading.Thread] = []
+        self.lock = threading.Lock()
+        # Under the lock: results that the engine's thread has not taken yet.
+        self.loaded: set[str] = set()
+        self.failed: set[str] = set()
+        self.bad_blocks: set[int] = set()
+        self.stored: list[int] = []
+        self.storing: dict[str, int] = {}  #: stores of a request that are not done
+        self.held: set[str] = set()
+
+    # --- start and end ---
+
+    def register(self, caches: dict[str, Any]) -> None:
+        try:
+            rank = self.config.parallel_config.rank % self.config.parallel_config.world_size
+            self.places = family.find(
+                self.config, self.cache_config, caches, self.settings, rank
+            )
+        except family.Refused as refused:
+            self.refusal = str(refused)
+            return
+        except Exception as error:  # whatever an engine's internals throw, it must start
+            logger.exception("Forebay: cannot describe the cache")
+            self.refusal = f"cannot describe the cache: {error}"
+            return
+        for name, work in (("load", self._load), ("store", self._store)):
+            jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            self.jobs[name] = jobs
+            thread = threading.Thread(
+                target=self._run, args=(jobs, work), name=f"forebay-{name}", daemon=True
+            )
+            thread.start()
+            self.threads.append(thread)
+
+    def handshake(self) -> Handshake:
+        return Handshake(
+            tuple(place.part for place in self.places), self.refusal, self.fails_by_request
+        )
+
+    def close(self) -> None:
+        for jobs in self.jobs.values():
+            jobs.put(None)
+        for thread in self.threads:
+            thread.join(timeout=5)
+        if self.pool is not None and not any(t.is_alive() for t in self.threads):
+            self.pool.close()
+            self.pool = None
+
+    def _run(self, jobs: queue.SimpleQueue[Any], work: Any) -> None:
+        while (job := jobs.get()) is not None:
+            try:
+                work(*job)
+            except Exception:  # a job that fails must not end the thread
+                logger.exception("Forebay: a transfer failed")
+                if isinstance(job[0], Load):
+                    self._report_load(job[0], 0)
+
+    # --- the engine's thread ---
+
+    def submit_loads(self, meta: StepMeta) -> None:
+        self.era = meta.era
+        for load in meta.loads:
+            self.jobs["load"].put((load, time.monotonic()))
+
+    def submit_stores(self, meta: StepMeta) -> None:
+        with self.lock:
+            self.held |= meta.held
+            for store in meta.stores:
+                self.storing[store.request_id] = self.storing.get(store.request_id, 0) + 1
+        for store in meta.stores:
+            self.jobs["store"].put((store, time.monotonic()))
+
+    def take_finished(self) -> tuple[set[str], set[str], set[str]]:
+        """Requests whose stores are done and that the engine keeps for that; whose loads are done;
+        those of them that failed and have no failed blocks to tell by."""
+        with self.lock:
+            sent = {r for r in self.held if r not in self.storing}
+            self.held -= sent
+            loaded, self.loaded = self.loaded, set()
+            failed, self.failed = self.failed, set()
+        return sent, loaded, failed
+
+    def take_bad_blocks(self) -> set[int]:
+        with self.lock:
+            bad, self.bad_blocks = self.bad_blocks, set()
+        return bad
+
+    def take_meta(self) -> WorkerMeta | None:
+        with self.lock:
+            stored, self.stored = self.stored, []
+        return WorkerMeta(stored) if stored else None
+
+    # --- transfers ---
+
+    def _family(self, era: Era) -> list[Space]:
+        """Spaces of an era; opened once."""
+        if era not in self.spaces:
+            if self.pool is None:
+                self.pool = Pool(self.settings.socket, connect=0.2)
+            self.spaces[era] = [
+                self.pool.space(manifest(place.part, era)) for place in self.places
+            ]
+        return self.spaces[era]
+
+    def _load(self, load: Load, begun: float) -> None:
+        spaces = self._family(load.era)
+        assert self.pool is not None
+        total = len(load.chain) // CHAIN_BYTES * spaces[0].page_tokens
+        good = 0
+        with self.pool.attach(spaces, load.chain, load.leases) as hit:
+            if hit.pages * spaces[0].page_tokens == total:
+                ends = [
+                    self._load_space(load, hit, index, total) for index in range(len(spaces))
+                ]
+                good = min(ends)
+            if self.tap:
+                self.tap.loaded(self, load, good == total)
+        if good == total:
+            self.stats.add("loads", 1)
+            self.stats.add("load_seconds", time.monotonic() - begun)
+        else:
+            self.stats.add("loads_failed", 1)
+        self._report_load(load, good)
+
+    def _load_space(self, load: Load, hit: forebay.Hit, index: int, total: int) -> int:
+        """Returns up to which token the space is right."""
+        place, space = self.places[index], hit.family[index]
+        size, rule = space.page_tokens, place.part.manifest.rule
+        if rule == Rule.STATE:
+            begin = total - size
+        elif rule == Rule.WINDOW:
+            begin = max(load.local_tokens, self._first_token(place, load.block_ids))
+        else:
+            begin = load.local_tokens
+        first = begin // size
+        pages = (first, total // size - first)
+        statuses = hit.get(
+            index,
+            place.cache,
+            _ids(place, load.block_ids),
+            place.block_tokens,
+            pages=pages,
+            tokens=(begin, total - begin),
+            planes=place.planes,
+            timeout=self.settings.load_timeout,
+        )
+        self.stats.add("pages_corrupt", statuses.count(Status.ECORRUPT))
+        self.stats.add("loaded_bytes", pages[1] * space.source_bytes * place.planes[1]
+                       / space.planes)
+        for at, status in enumerate(statuses):
+            if status != Status.OK:
+                return 0 if rule != Rule.FULL else max((first + at) * size, load.local_tokens)
+        return total
+
+    def _first_token(self, place: Place, block_ids: tuple[list[int], ...]) -> int:
+        """Of the first block that is there; a window's earlier ones are null."""
+        firsts = []
+        for group in set(place.part.groups):
+            there = [i for i, block in enumerate(block_ids[group]) if block != 0]
+            firsts.append(there[0] if there else len(block_ids[group]))
+        return max(firsts) * place.part.block_tokens
+
+    def _report_load(self, load: Load, good: int) -> None:
+        """good  tokens of the hit that arrived in every space"""
+        total = len(load.chain) // CHAIN_BYTES * self._page_tokens()
+        whole = good == total and load.era == self.era
+        groups = {group for place in self.places for group in place.part.groups}
+        with self.lock:
+            self.loaded.add(load.request_id)
+            if whole:
+                return
+            if len(groups) > 1:
+                self.failed.add(load.request_id)
+                return
+            size = self.places[0].part.block_tokens
+            first = max(good if load.era == self.era else 0, load.local_tokens) // size
+            self.bad_blocks |= set(load.block_ids[groups.pop()][first:]) - {0}
+
+    def _page_tokens(self) -> int:
+        return self.places[0].part.manifest.page_tokens
+
+    def _store(self, store: Store, begun: float) -> None:
+        try:
+            spaces = self._family(store.era)
+            for span in store.pages:
+                self._store_pages(store, span, spaces[span.space])
+            self.stats.add("store_seconds", time.monotonic() - begun)
+        finally:
+            with self.lock:
+                self.stored.append(store.id)
+                left = self.storing[store.request_id] - 1
+                if left:
+                    self.storing[store.request_id] = left
+                else:
+                    del self.storing[store.request_id]
+
+    def _store_pages(self, store: Store, span: Pages, space: Space) -> None:
+        assert self.pool is not None
+        place = self.places[span.space]
+        begin, end = span.first * CHAIN_BYTES, (span.first + span.count) * CHAIN_BYTES
+        with self.pool.put(
+            space,
+            store.chain[begin:end],
+            position=span.first,
+            parent=store.chain[begin - CHAIN_BYTES : begin] if span.first else None,
+            planes=place.planes,
+        ) as put:
+            if put:
+                put.encode(
+                    place.cache,
+                    _ids(place, store.block_ids),
+                    place.block_tokens,
+                    first_token=span.first * space.page_tokens,
+                    planes=place.planes,
+                )
+                if self.tap:
+                    self.tap.stored(self, store, span, put)
+                statuses = put.commit()
+            else:
+                statuses = put.statuses
+        done = statuses.count(Status.OK)
+        there = statuses.count(Status.EXISTS) + statuses.count(Status.BUSY)
+        self.stats.add("pages_stored", done)
+        self.stats.add("pages_there", there)
+        self.stats.add("pages_refused", len(statuses) - done - there)
+        self.stats.add("stored_bytes", done * space.source_bytes * place.planes[1] / space.planes)
+
+
+def _ids(place: Place, block_ids: tuple[list[int], ...]) -> list[array[int]]:
+    """Blocks of the kernel, for each layer; null blocks are negative."""
+    made: dict[int, array[int]] = {}
+    for group in place.part.groups:
+        if group not in made:
+            split = place.split
+            made[group] = array(
+                "q",
+                (
+                    block * split + i if block else -1
+                    for block in block_ids[group]
+                    for i in range(split)
+                ),
+            )
+    if len(made) == 1:
+        return [made[place.part.groups[0]]]
+    return [made[group] for group in place.part.groups]
