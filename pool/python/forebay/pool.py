@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -86,6 +87,7 @@ class Pool:
         self, address: str | None = None, *, connect: float | None = None, spin: float = 0.0
     ) -> None:
         self._handle: c_void_p | None = None
+        self._held: weakref.WeakSet[Hit | Put] = weakref.WeakSet()
         self._dropped: deque[tuple[Any, c_void_p]] = deque()
         options = _native.OpenOptions(spin_ns=int(spin * 1e9), connect_ns=_ns(connect))
         handle, error = c_void_p(), _native.Error()
@@ -109,8 +111,10 @@ class Pool:
             warnings.warn("a forebay.Pool was not closed", ResourceWarning, stacklevel=2)
 
     def close(self) -> None:
-        """Close; hits and puts must have been released. Twice is allowed."""
+        """Release hits, abort puts, close; none of them may be in use. Twice is allowed."""
         if self._handle:
+            for held in list(self._held):
+                held.__exit__(None, None, None)
             self._release_dropped()
             handle, self._handle = self._handle, None
             lib.fb_close(handle)
@@ -338,6 +342,8 @@ class Hit:
         self.status = status
         self.pages: int = lib.fb_hit_pages(handle) if handle else 0
         self._handle = handle
+        if handle:
+            pool._held.add(self)
 
     def __bool__(self) -> bool:
         return self.pages > 0
@@ -361,12 +367,11 @@ class Hit:
     def release(self) -> None:
         """Give the lease back; no `get` of it may be running. Twice is allowed."""
         handle, self._handle = self._handle, None
-        if handle and self.pool._handle:
+        if handle:
             lib.fb_hit_release(handle)
 
     @property
     def handle(self) -> c_void_p:
-        self.pool._opened()
         if not self._handle:
             raise ValueError("this hit has no pages or has been released")
         return self._handle
@@ -377,7 +382,7 @@ class Hit:
         if not self._handle:
             return []
         native = (c_uint64 * _native.HIT_MAX_LEASES)()
-        return list(native[: lib.fb_hit_leases(self.handle, native)])
+        return list(native[: lib.fb_hit_leases(self._handle, native)])
 
     def block(self, space: int, page: int) -> memoryview:
         """The bytes of a stored block in place, read-only, good until the release. Its header has
@@ -458,6 +463,8 @@ class Put:
         self.status = status
         self.statuses = statuses  #: [pages] OK: to be written; EXISTS, BUSY: nothing to do; ...
         self._handle = handle
+        if handle:
+            pool._held.add(self)
 
     def __bool__(self) -> bool:
         return self._handle is not None
@@ -495,7 +502,6 @@ class Put:
         pages = pages or (0, len(self.statuses))
         statuses = (c_uint32 * max(pages[1], 1))()
         if self._handle:
-            self.pool._opened()
             transfer, _keep = _transfer(
                 self.space,
                 cache,
@@ -519,17 +525,17 @@ class Put:
     def commit(self, *, timeout: float | None = None) -> list[int]:
         """Publish what was written, give up what was not. Returns [pages] statuses: OK for those
         that are now in the pool, else what became of them."""
-        self.pool._opened()
         handle, self._handle = self._handle, None
-        if not handle:
-            return self.statuses
-        statuses = (c_uint32 * len(self.statuses))()
-        status = lib.fb_put_commit(handle, _ns(timeout), statuses)
-        self.status = Status(status)
-        return list(statuses) if status == Status.OK else [int(status)] * len(statuses)
+        if handle:
+            statuses = (c_uint32 * len(self.statuses))()
+            status = lib.fb_put_commit(handle, _ns(timeout), statuses)
+            self.status = Status(status)
+            self.statuses = list(statuses) if status == Status.OK else [status] * len(statuses)
+        return self.statuses
 
     def abort(self) -> None:
         """Give everything up. Twice, and after a commit, is allowed."""
         handle, self._handle = self._handle, None
-        if handle and self.pool._handle:
+        if handle:
             lib.fb_put_abort(handle)
+            self.statuses = [Status.ECANCELED if s == Status.OK else s for s in self.statuses]

@@ -1,8 +1,8 @@
 """vLLM's connector. Name it on the command line:
 
-    --kv-transfer-config '{"kv_connector": "ForebayConnector",
-                           "kv_connector_module_path": "forebay.vllm", "kv_role": "kv_both",
-                           "kv_load_failure_policy": "recompute"}'
+--kv-transfer-config '{"kv_connector": "ForebayConnector",
+                       "kv_connector_module_path": "forebay.vllm", "kv_role": "kv_both",
+                       "kv_load_failure_policy": "recompute"}'
 """
 
 from forebay.vllm.connector import ForebayConnector

@@ -92,9 +92,7 @@ def _fit(
     at = at.view(2, shape[0] // 2, shape[1], shape[2])
     sizes = at.shape
     origin = int(at[0, 0, 0, 0])
-    steps = [
-        int(at.select(d, 1).flatten()[0]) - origin if sizes[d] > 1 else 0 for d in range(4)
-    ]
+    steps = [int(at.select(d, 1).flatten()[0]) - origin if sizes[d] > 1 else 0 for d in range(4)]
     expected = torch.full(sizes, origin, dtype=torch.int64)
     for d, step in enumerate(steps):
         line = torch.arange(sizes[d]) * step

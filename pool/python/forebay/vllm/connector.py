@@ -4,11 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.vllm.messages import Handshake, StepMeta, WorkerMeta
-from forebay.vllm.scheduler import Scheduler
-from forebay.vllm.settings import parse
-from forebay.vllm.stats import ForebayMetrics, ForebayStats, Stats
-from forebay.vllm.worker import Worker
 from vllm.distributed.kv_transfer.kv_connector.v1 import base
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
@@ -16,6 +11,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+
+from forebay.vllm.messages import Handshake, StepMeta, WorkerMeta
+from forebay.vllm.scheduler import Scheduler
+from forebay.vllm.settings import parse
+from forebay.vllm.stats import ForebayMetrics, ForebayStats, Stats
+from forebay.vllm.worker import Worker
 
 if TYPE_CHECKING:
     import torch
@@ -187,5 +188,3 @@ class ForebayConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
         return False  # nothing happens layer by layer
-
-

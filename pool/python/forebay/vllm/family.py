@@ -178,12 +178,13 @@ class _Finder:
                 raise Refused("the engine's recurrent state is not contiguous")
             views.append([View(tensor.data_ptr(), tensor.stride(0), 0, 0, 1, owner=tensor)])
         spec = layers[0].spec
+        kind = getattr(spec.mamba_type, "name", spec.mamba_type)
         manifest = self._manifest(
             layers,
             Rule.STATE,
             sections=[Section(Kind.STATE, row, Elem.BYTE)],
             heads=(self.world, self.world),
-            arrangement=f"vllm {getattr(spec.mamba_type, 'name', spec.mamba_type)} {_short((spec.shapes, spec.dtypes))}",
+            arrangement=f"vllm {kind} {_short((spec.shapes, spec.dtypes))}",
             engine_block_tokens=spec.block_size,
         )
         part = Part(manifest, tuple(layer.group for layer in layers), spec.block_size)
@@ -199,8 +200,9 @@ class _Finder:
         views, split, scales = [], 0, []
         for layer in layers:
             tensor = layer.tensor
-            if tensor.shape[0] % self.num_blocks or (split and
-                                                     tensor.shape[0] != split * self.num_blocks):
+            if tensor.shape[0] % self.num_blocks or (
+                split and tensor.shape[0] != split * self.num_blocks
+            ):
                 raise Refused(f"a cache of {tensor.shape[0]} blocks for {self.num_blocks} blocks")
             split = tensor.shape[0] // self.num_blocks
             tokens = spec.block_size // split
@@ -272,9 +274,16 @@ class _Finder:
         """Where rows are, by the engine's own kernel; once for layers that are alike."""
         tensor = layer.tensor
         impl = layer.module.impl
-        alike = (type(impl), tuple(tensor.shape[1:]), tensor.stride(), tensor.dtype, first, second,
-                 getattr(layer.module, "_k_scale_float", 1.0),
-                 getattr(layer.module, "_v_scale_float", 1.0))
+        alike = (
+            type(impl),
+            tuple(tensor.shape[1:]),
+            tensor.stride(),
+            tensor.dtype,
+            first,
+            second,
+            getattr(layer.module, "_k_scale_float", 1.0),
+            getattr(layer.module, "_v_scale_float", 1.0),
+        )
         if alike not in self.found:
             self.found[alike] = arrangement.find(
                 _writer(layer, latent, 2 * tokens),
@@ -372,8 +381,14 @@ def _writer(
 
 def _position(config: Any) -> str:
     """Position-encoding settings; some are too long for a manifest, so a digest."""
-    names = ("rope_parameters", "rope_scaling", "rope_theta", "rope_local_base_freq",
-             "partial_rotary_factor", "max_position_embeddings")
+    names = (
+        "rope_parameters",
+        "rope_scaling",
+        "rope_theta",
+        "rope_local_base_freq",
+        "partial_rotary_factor",
+        "max_position_embeddings",
+    )
     values = {name: getattr(config, name) for name in names if hasattr(config, name)}
     return _short(json.dumps(values, sort_keys=True, default=str))
 

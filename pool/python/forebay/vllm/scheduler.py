@@ -15,14 +15,15 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from vllm.logger import init_logger
+
 import forebay
-from forebay import Hit, Pool, Rule, Space, identity
+from forebay import Hit, Pool, Rule, Space, Status, identity
 from forebay._native import CHAIN_BYTES
 from forebay.vllm.keys import Adapters, RequestChain, Unpoolable
 from forebay.vllm.messages import Era, Handshake, Load, Pages, StepMeta, Store, WorkerMeta
 from forebay.vllm.settings import Settings
 from forebay.vllm.stats import Stats
-from vllm.logger import init_logger
 
 logger = init_logger("vllm.forebay")
 
@@ -102,7 +103,9 @@ class Scheduler:
                     raise ValueError("its revision is not known")
                 self.identity = identity.of_repository(model.model, commit)
         except (OSError, ValueError) as error:
-            logger.warning("Forebay: blocks stay private to this engine: %s: %s", model.model, error)
+            logger.warning(
+                "Forebay: blocks stay private to this engine: %s: %s", model.model, error
+            )
             self.identity = "private:" + os.urandom(16).hex()
 
     def handshake(self, workers: Iterable[Handshake]) -> None:
@@ -188,6 +191,8 @@ class Scheduler:
             state.chain.hashes[: pages * CHAIN_BYTES],
             timeout=self.settings.lookup_timeout,
         )
+        if not hit and hit.status != Status.MISS:
+            self.stats.add("lookups_unanswered", 1)
         state.hit_tokens = hit.pages * self.page_tokens
         state.stored_pages = max(state.stored_pages, hit.pages)
         state.hit = hit if hit else None
@@ -275,7 +280,9 @@ class Scheduler:
     ) -> None:
         """Hand the pages that this step completes to the workers."""
         state = self.requests[request_id]
-        if state.chain is None or state.era != self.era or not self.settings.store:
+        if state.chain is None or state.era is None or state.era != self.era:
+            return
+        if not self.settings.store:
             return
         tokens = state.request.all_token_ids
         known = min(computed, len(tokens))

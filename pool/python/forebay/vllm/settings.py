@@ -7,8 +7,12 @@ from typing import Any
 
 from forebay.manifest import Codec
 
-CODECS = {"raw": Codec.RAW, "fp8_e4m3": Codec.FP8_E4M3, "fp8_e5m2": Codec.FP8_E5M2,
-          "int8": Codec.INT8}
+CODECS = {
+    "raw": Codec.RAW,
+    "fp8_e4m3": Codec.FP8_E4M3,
+    "fp8_e5m2": Codec.FP8_E5M2,
+    "int8": Codec.INT8,
+}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 #: name: what it counts
 COUNTERS = {
     "lookups": "requests that were looked up",
+    "lookups_unanswered": "lookups that got no answer in time, and were misses",
     "lookup_hit_tokens": "tokens that lookups found",
     "requests_not_pooled": "requests whose keys cannot be named",
     "loads": "loads that arrived whole, of each rank",
@@ -53,7 +54,7 @@ class ForebayStats(KVConnectorStats):
     """Sums of `COUNTERS` over an interval."""
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         for name, n in other.data.items():
@@ -61,9 +62,7 @@ class ForebayStats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return {
-            name: round(n, 6) if isinstance(n, float) else n for name, n in self.data.items()
-        }
+        return {name: round(n, 6) if isinstance(n, float) else n for name, n in self.data.items()}
 
     def is_empty(self) -> bool:
         return not self.data

@@ -11,6 +11,8 @@ import time
 from array import array
 from typing import Any
 
+from vllm.logger import init_logger
+
 import forebay
 from forebay import Pool, Rule, Space, Status
 from forebay._native import CHAIN_BYTES
@@ -20,14 +22,19 @@ from forebay.vllm.messages import Era, Handshake, Load, Pages, StepMeta, Store, 
 from forebay.vllm.scheduler import manifest
 from forebay.vllm.settings import Settings
 from forebay.vllm.stats import Stats
-from vllm.logger import init_logger
 
 logger = init_logger("vllm.forebay")
 
 
 class Worker:
-    def __init__(self, config: Any, cache_config: Any, settings: Settings, stats: Stats,
-                 fails_by_request: bool) -> None:
+    def __init__(
+        self,
+        config: Any,
+        cache_config: Any,
+        settings: Settings,
+        stats: Stats,
+        fails_by_request: bool,
+    ) -> None:
         self.config = config
         self.cache_config = cache_config
         self.settings = settings
@@ -55,9 +62,7 @@ class Worker:
     def register(self, caches: dict[str, Any]) -> None:
         try:
             rank = self.config.parallel_config.rank % self.config.parallel_config.world_size
-            self.places = family.find(
-                self.config, self.cache_config, caches, self.settings, rank
-            )
+            self.places = family.find(self.config, self.cache_config, caches, self.settings, rank)
         except family.Refused as refused:
             self.refusal = str(refused)
             return
@@ -139,9 +144,7 @@ class Worker:
         if era not in self.spaces:
             if self.pool is None:
                 self.pool = Pool(self.settings.socket, connect=0.2)
-            self.spaces[era] = [
-                self.pool.space(manifest(place.part, era)) for place in self.places
-            ]
+            self.spaces[era] = [self.pool.space(manifest(place.part, era)) for place in self.places]
         return self.spaces[era]
 
     def _load(self, load: Load, begun: float) -> None:
@@ -151,9 +154,7 @@ class Worker:
         good = 0
         with self.pool.attach(spaces, load.chain, load.leases) as hit:
             if hit.pages * spaces[0].page_tokens == total:
-                ends = [
-                    self._load_space(load, hit, index, total) for index in range(len(spaces))
-                ]
+                ends = [self._load_space(load, hit, index, total) for index in range(len(spaces))]
                 good = min(ends)
             if self.tap:
                 self.tap.loaded(self, load, good == total)
@@ -187,8 +188,9 @@ class Worker:
             timeout=self.settings.load_timeout,
         )
         self.stats.add("pages_corrupt", statuses.count(Status.ECORRUPT))
-        self.stats.add("loaded_bytes", pages[1] * space.source_bytes * place.planes[1]
-                       / space.planes)
+        self.stats.add(
+            "loaded_bytes", pages[1] * space.source_bytes * place.planes[1] / space.planes
+        )
         for at, status in enumerate(statuses):
             if status != Status.OK:
                 return 0 if rule != Rule.FULL else max((first + at) * size, load.local_tokens)
