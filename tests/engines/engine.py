@@ -1,0 +1,115 @@
+"""One vLLM engine in one process, driven by a plan; prints a JSON line for each result.
+
+usage: engine.py PLAN.json
+
+A plan has `model` (a folder), `options` (of vllm.LLM), `connector` (its extra configuration, or
+null for none) and `steps`, done one after the other:
+
+    {"do": "generate", "name": N, "prompts": [[ids], ...], "tokens": T}   all at once
+    {"do": "forget", "pool": bool}      the local prefix cache; with pool, also what the pool has
+    {"do": "ask", "name": N}            print {"ask": N} and wait for a line on standard input
+    {"do": "settle"}                    wait until nothing is being stored
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
+
+
+def say(**fields: Any) -> None:
+    print("RESULT " + json.dumps(fields), flush=True)
+
+
+def make_engine(plan: dict[str, Any]) -> Any:
+    from vllm import LLM
+    from vllm.config import KVTransferConfig
+
+    options = {
+        "enforce_eager": True,
+        "max_model_len": 4096,
+        "max_num_seqs": 1,
+        "disable_log_stats": False,
+        "skip_tokenizer_init": not os.path.exists(os.path.join(plan["model"], "tokenizer.json")),
+        **plan.get("options", {}),
+    }
+    if plan.get("connector") is not None:
+        options["kv_transfer_config"] = KVTransferConfig(
+            kv_connector="ForebayConnector",
+            kv_connector_module_path="forebay.vllm",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config=plan["connector"],
+        )
+    return LLM(plan["model"], **options)
+
+
+def generate(engine: Any, step: dict[str, Any]) -> None:
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        max_tokens=step.get("tokens", 16),
+        temperature=0,
+        logprobs=2,
+        ignore_eos=True,
+        detokenize=False,
+    )
+    prompts = [{"prompt_token_ids": ids} for ids in step["prompts"]]
+    begun = time.perf_counter()
+    outputs = engine.generate(prompts, params, use_tqdm=False)
+    seconds = time.perf_counter() - begun
+    for index, output in enumerate(outputs):
+        sample = output.outputs[0]
+        chosen = [at[token].logprob for at, token in zip(sample.logprobs, sample.token_ids)]
+        second = [
+            sorted((v.logprob for v in at.values()), reverse=True)[1] for at in sample.logprobs
+        ]
+        say(
+            name=step["name"],
+            index=index,
+            prompt=len(step["prompts"][index]),
+            cached=output.num_cached_tokens,
+            tokens=list(sample.token_ids),
+            logprobs=chosen,
+            margins=[a - b for a, b in zip(chosen, second)],
+            first_s=output.metrics.first_token_latency if output.metrics else None,
+            seconds=seconds,
+        )
+
+
+def settle(engine: Any) -> None:
+    """Stores of finished requests keep the engine stepping; let it."""
+    while engine.llm_engine.has_unfinished_requests():
+        engine.llm_engine.step()
+    time.sleep(0.5)
+
+
+def main(path: str) -> None:
+    with open(path) as file:
+        plan = json.load(file)
+    begun = time.perf_counter()
+    engine = make_engine(plan)
+    say(started_s=time.perf_counter() - begun)
+    for step in plan["steps"]:
+        match step["do"]:
+            case "generate":
+                generate(engine, step)
+            case "forget":
+                done = engine.reset_prefix_cache(reset_connector=step.get("pool", False))
+                say(forgot=bool(done))
+            case "ask":
+                say(ask=step["name"])
+                sys.stdin.readline()
+            case "settle":
+                settle(engine)
+    say(done=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,99 @@
+"""Watches a worker's transfers from inside (`tap` in the connector's configuration): digests of the
+engine's own pages as they are stored, and after they were loaded, into the file $FOREBAY_TAP.
+
+A digest is of 16 tokens of a layer and a section, read through the engine's tensor by strides.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import threading
+from typing import Any
+
+import torch
+
+from forebay import Rule
+from forebay._native import CHAIN_BYTES
+from forebay.vllm.worker import _ids
+
+SLICE = 16
+_lock = threading.Lock()
+
+
+def _rows(place: Any, layer: int, section: int, ids: Any, tokens: range) -> torch.Tensor:
+    """[tokens, heads, channels] of a layer."""
+    manifest = place.part.manifest
+    view = place.cache.native[layer * place.cache.sections + section]
+    owner = place.cache._owners[layer * place.cache.sections + section]
+    elem = owner.element_size()
+    offset = owner.storage_offset() + (view.base - owner.data_ptr()) // elem
+    blocks = owner.untyped_storage().nbytes() // elem
+    blocks = (blocks - offset) // max(view.block_stride, 1)
+    size = place.block_tokens
+    shape = (blocks, size, place.planes[1], manifest.sections[section].row_elems)
+    strides = (view.block_stride, view.token_stride, view.head_stride, view.channel_stride)
+    whole = owner.as_strided(shape, strides, offset)
+    return torch.stack([whole[ids[t // size], t % size] for t in tokens])
+
+
+def _digests(worker: Any, index: int, block_ids: Any, page: int, begin: int) -> dict[str, str]:
+    """By layer, section and slice, of the tokens of a page from `begin` on."""
+    place = worker.places[index]
+    manifest = place.part.manifest
+    size = manifest.page_tokens
+    per_layer = _ids(place, block_ids)
+    found = {}
+    for layer in range(len(manifest.layers)):
+        ids = per_layer[layer if len(per_layer) > 1 else 0]
+        for section in range(len(manifest.sections)):
+            if manifest.rule == Rule.STATE:
+                parts = [(0, range((page + 1) * size - 1, (page + 1) * size))]
+            else:
+                parts = [
+                    (at, range(page * size + at, page * size + at + SLICE))
+                    for at in range(0, size, SLICE)
+                    if page * size + at >= begin
+                ]
+            for at, tokens in parts:
+                rows = _rows(place, layer, section, ids, tokens).contiguous()
+                digest = hashlib.sha256(rows.view(torch.uint8).numpy().tobytes()).hexdigest()[:32]
+                found[f"{manifest.layers[layer]}.{section}.{at}"] = digest
+    return found
+
+
+def _write(worker: Any, what: str, chain: bytes, page: int, index: int, digests: Any) -> None:
+    path = os.environ["FOREBAY_TAP"]
+    line = {
+        "what": what,
+        "page": chain[page * CHAIN_BYTES : (page + 1) * CHAIN_BYTES].hex(),
+        "planes": worker.places[index].planes,
+        "space": index,
+        "digests": digests,
+    }
+    with _lock, open(path, "a") as out:
+        out.write(json.dumps(line) + "\n")
+
+
+def stored(worker: Any, store: Any, span: Any, put: Any) -> None:
+    for page in range(span.first, span.first + span.count):
+        if put.statuses[page - span.first] == 0:
+            digests = _digests(worker, span.space, store.block_ids, page, 0)
+            _write(worker, "stored", store.chain, page, span.space, digests)
+
+
+def loaded(worker: Any, load: Any, whole: bool) -> None:
+    if not whole:
+        return
+    for index, place in enumerate(worker.places):
+        manifest = place.part.manifest
+        size, pages = manifest.page_tokens, len(load.chain) // CHAIN_BYTES
+        begin = load.local_tokens
+        if manifest.rule == Rule.WINDOW:
+            begin = max(begin, worker._first_token(place, load.block_ids))
+        elif manifest.rule == Rule.STATE:
+            begin = pages * size - size
+        for page in range(begin // size, pages):
+            digests = _digests(worker, index, load.block_ids, page, begin)
+            _write(worker, "loaded", load.chain, page, index, digests)
