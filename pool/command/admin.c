@@ -1,6 +1,7 @@
 /* Commands of the control plane: status, spaces, watch, purge, drain. Each packs a request, makes
  * one call, and shows the reply. */
-#include "pool/command/cli.h"
+#include "pool/command/admin.h"
+
 #include "pool/command/output.h"
 
 #include "proto/forebay.pb-c.h"
@@ -313,6 +314,39 @@ int fb_run_spaces(struct fb_cli *cli, int argc, char **argv)
     status = show_spaces(cli, (const Forebay__V1__SpacesReply *)reply);
     protobuf_c_message_free_unpacked(reply, NULL);
     return status;
+}
+
+bool fb_admin_get_manifest(const struct fb_cli *cli, const uint8_t id[FB_SPACE_ID_BYTES],
+                           struct fb_manifest *ret_manifest)
+{
+    Forebay__V1__SpacesRequest request = FOREBAY__V1__SPACES_REQUEST__INIT;
+    char hex[2 * FB_SPACE_ID_BYTES + 1];
+    const Forebay__V1__SpacesReply *reply;
+    const ProtobufCBinaryData *manifest;
+    ProtobufCMessage *message;
+    struct fb_error error;
+    bool found = false;
+
+    request.space_id = (ProtobufCBinaryData){FB_SPACE_ID_BYTES, (uint8_t *)(uintptr_t)id};
+    message =
+        call(cli, SERVICE "Spaces", &request.base, CALL_MS, &forebay__v1__spaces_reply__descriptor);
+    if (!message) {
+        return false;
+    }
+    reply = (const Forebay__V1__SpacesReply *)message;
+    manifest = reply->n_spaces == 1 ? &reply->spaces[0]->manifest : NULL;
+    fb_hex_format(id, FB_SPACE_ID_BYTES, hex);
+    if (reply->n_spaces == 0) {
+        fb_fail("%s has no space %s; `forebay spaces` lists those it has", cli->grpc, hex);
+    } else if (!manifest || manifest->len == 0) {
+        fb_fail("%s does not tell manifests; use a forebayd of this version", cli->grpc);
+    } else if (fb_manifest_decode(manifest->data, manifest->len, ret_manifest, &error) != FB_OK) {
+        fb_fail("%s: space %s: %s", cli->grpc, hex, error.text);
+    } else {
+        found = true;
+    }
+    protobuf_c_message_free_unpacked(message, NULL);
+    return found;
 }
 
 /* --- purge --- */

@@ -29,6 +29,7 @@ int fb_run_lookup(struct fb_cli *cli, int argc, char **argv);
 int fb_run_get(struct fb_cli *cli, int argc, char **argv);
 int fb_run_replay(struct fb_cli *cli, int argc, char **argv);
 int fb_run_bench(struct fb_cli *cli, int argc, char **argv);
+int fb_run_why(struct fb_cli *cli, int argc, char **argv);
 int fb_run_doctor(struct fb_cli *cli, int argc, char **argv);
 
 /* The options that every subcommand takes too, as a child parser; its input is the fb_cli. */

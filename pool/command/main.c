@@ -26,6 +26,7 @@ static const struct command commands[] = {
     {"get", "get a prompt and check it", fb_run_get},
     {"replay", "replay a request trace and check all that comes back", fb_run_replay},
     {"bench", "quick figures against memcpy in the same run", fb_run_bench},
+    {"why", "what the keys of two requests are made from, and what differs", fb_run_why},
     {"doctor", "look for what would make the pool slow or fail here", fb_run_doctor},
 };
 

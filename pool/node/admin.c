@@ -150,19 +150,31 @@ static void fill_space(struct space_row *row)
     m->codec = s->codecs;
 }
 
+/* Whether a space is one of those that were asked for. */
+static bool is_wanted(const Forebay__V1__SpacesRequest *q, const struct fb_node_space_status *s)
+{
+    return (!q->tenant[0] || !strcmp(q->tenant, s->tenant)) &&
+           (q->space_id.len == 0 || !memcmp(q->space_id.data, s->id, sizeof(s->id)));
+}
+
 static void answer_spaces(struct fb_admin *admin, struct admin_call *call)
 {
     Forebay__V1__SpacesRequest *q =
         forebay__v1__spaces_request__unpack(NULL, call->bytes, call->request);
     Forebay__V1__SpacesReply r = FOREBAY__V1__SPACES_REPLY__INIT;
     struct fb_node *node = fb_reactor_node(admin->reactor);
+    uint8_t manifest[FB_MANIFEST_MAX_BYTES];
+    enum fb_status status = FB_OK;
     struct fb_node_space_status s;
     struct space_row *rows = NULL;
     Forebay__V1__Space **messages = NULL;
+    struct fb_error error;
     uint32_t n = 0, kept = 0;
 
-    if (!q) {
-        fail(call, FB_EPROTO, "malformed SpacesRequest");
+    if (!q || (q->space_id.len != 0 && q->space_id.len != FB_SPACE_ID_BYTES)) {
+        fail(call, q ? FB_EINVAL : FB_EPROTO,
+             q ? "spaces: a space id has 16 bytes" : "malformed SpacesRequest");
+        forebay__v1__spaces_request__free_unpacked(q, NULL);
         return;
     }
     while (fb_node_get_space(node, n, &s)) {
@@ -174,15 +186,24 @@ static void answer_spaces(struct fb_admin *admin, struct admin_call *call)
         struct space_row *row = &rows[kept];
 
         fb_node_get_space(node, i, &row->status);
-        if (q->tenant[0] && strcmp(q->tenant, row->status.tenant) != 0) {
-            continue;
+        if (is_wanted(q, &row->status)) {
+            fill_space(row);
+            messages[kept++] = &row->message;
         }
-        fill_space(row);
-        messages[kept++] = &row->message;
+    }
+    if (kept == 1 && q->space_id.len > 0) {
+        Forebay__V1__Space *m = &rows[0].message;
+
+        m->manifest.data = manifest;
+        status = fb_node_get_manifest(node, m->id.data, manifest, &m->manifest.len, &error);
     }
     r.n_spaces = kept;
     r.spaces = messages;
-    reply(call, &r.base);
+    if (status == FB_OK) {
+        reply(call, &r.base);
+    } else {
+        fail(call, status, error.text);
+    }
     free(rows);
     free(messages);
     forebay__v1__spaces_request__free_unpacked(q, NULL);

@@ -115,6 +115,12 @@ void fb_node_get_status(struct fb_node *node, struct fb_node_status *ret_status)
 /* The n-th space, or false at the end. */
 bool fb_node_get_space(struct fb_node *node, uint32_t n, struct fb_node_space_status *ret_space);
 
+/* The encoded manifest of a space that the node knows.
+ * returns FB_OK | FB_EIO (in words) */
+enum fb_status fb_node_get_manifest(struct fb_node *node, const uint8_t id[FB_SPACE_ID_BYTES],
+                                    uint8_t ret_manifest[FB_MANIFEST_MAX_BYTES], size_t *ret_bytes,
+                                    struct fb_error *error);
+
 /* Remove blocks: of a tenant (space NULL), of a space (key NULL), or one page and all that extend
  * it. Leased ones become invisible now and go when they are released.
  * returns FB_OK | FB_ENOENT */

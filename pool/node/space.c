@@ -200,16 +200,12 @@ static int find_tenant(const struct fb_node *node, const char *name)
     return -1;
 }
 
-/* A manifest that cannot be used is left alone: its blocks then have no space and are free. */
-static enum fb_status load_one(struct fb_node *node, const char *name, struct fb_error *error)
+static enum fb_status read_manifest(struct fb_node *node, const char *name,
+                                    uint8_t out[FB_MANIFEST_MAX_BYTES], size_t *ret_bytes,
+                                    struct fb_error *error)
 {
-    uint8_t manifest[FB_MANIFEST_MAX_BYTES], id[FB_SPACE_ID_BYTES];
     int fd = openat(node->dir_fd, name, O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd >= 0 ? read(fd, manifest, sizeof(manifest)) : -1;
-    struct fb_space *space;
-    struct fb_manifest m;
-    enum fb_status status;
-    int tenant;
+    ssize_t n = fd >= 0 ? read(fd, out, FB_MANIFEST_MAX_BYTES) : -1;
 
     if (fd >= 0) {
         close(fd);
@@ -217,7 +213,34 @@ static enum fb_status load_one(struct fb_node *node, const char *name, struct fb
     if (n <= 0) {
         return fb_error_set(error, FB_EIO, "cannot read %s", name);
     }
-    status = fb_manifest_decode(manifest, (size_t)n, &m, error);
+    *ret_bytes = (size_t)n;
+    return FB_OK;
+}
+
+enum fb_status fb_node_get_manifest(struct fb_node *node, const uint8_t id[FB_SPACE_ID_BYTES],
+                                    uint8_t ret_manifest[FB_MANIFEST_MAX_BYTES], size_t *ret_bytes,
+                                    struct fb_error *error)
+{
+    char name[NAME_BYTES];
+
+    make_name(name, id, "");
+    return read_manifest(node, name, ret_manifest, ret_bytes, error);
+}
+
+/* A manifest that cannot be used is left alone: its blocks then have no space and are free. */
+static enum fb_status load_one(struct fb_node *node, const char *name, struct fb_error *error)
+{
+    uint8_t manifest[FB_MANIFEST_MAX_BYTES], id[FB_SPACE_ID_BYTES];
+    struct fb_space *space;
+    struct fb_manifest m;
+    enum fb_status status;
+    size_t bytes = 0;
+    int tenant;
+
+    status = read_manifest(node, name, manifest, &bytes, error);
+    if (status == FB_OK) {
+        status = fb_manifest_decode(manifest, bytes, &m, error);
+    }
     if (status != FB_OK) {
         return status;
     }
@@ -226,7 +249,7 @@ static enum fb_status load_one(struct fb_node *node, const char *name, struct fb
         return fb_error_set(error, FB_ENOENT, "%s: tenant %s is not configured any more", name,
                             m.tenant);
     }
-    fb_space_id(manifest, (size_t)n, id);
+    fb_space_id(manifest, bytes, id);
     return add_space(node, (uint16_t)tenant, id, &m, &space, error);
 }
 
