@@ -86,12 +86,10 @@ class _Group:
             if codec != Codec.RAW:
                 raise ValueError(
                     f"codec {codec.name.lower()} takes bfloat16 or float16 and the model's cache "
-                    f"is {self.dtype}; load the model with dtype=torch.bfloat16, or use \"raw\""
+                    f'is {self.dtype}; load the model with dtype=torch.bfloat16, or use "raw"'
                 )
         if not self.is_latent:
-            return [
-                Section(kind, row, elem, codec) for kind, row in zip((Kind.K, Kind.V), rows)
-            ]
+            return [Section(kind, row, elem, codec) for kind, row in zip((Kind.K, Kind.V), rows)]
         group = _LATENT_GROUP if codec != Codec.RAW and rows[0] > _LATENT_GROUP else 0
         return [
             Section(Kind.LATENT, rows[0], elem, codec, group),
@@ -133,7 +131,7 @@ class ForebayCache:
         codec: str = "raw",
         identity: str | None = None,
         private: bool = False,
-        timeout: float = 0.05,
+        timeout: float = 0.2,
     ) -> None:
         if codec not in CODECS:
             raise ValueError(f"codec {codec!r} is not one of {', '.join(CODECS)}")
@@ -143,7 +141,7 @@ class ForebayCache:
         self.timeout = timeout
         self._groups = _groups_of(model)
         self._manifests = _manifests(model, self._groups, CODECS[codec], identity, private)
-        self._family: list[Space] | None = None
+        self._family: list[Space] = []  # until the tenant is known
         self._has_warned = False
         if pool.info()["connected"]:
             self._open()
@@ -203,7 +201,7 @@ class ForebayCache:
 
     def _opened(self) -> bool:
         """Whether there are spaces. They need a tenant, which the first connection tells."""
-        if self._family is None:
+        if not self._family:
             if not self.pool.info()["connected"]:
                 self._warn("no daemon answers")
                 return False
@@ -211,7 +209,7 @@ class ForebayCache:
                 self._open()
             except ForebayError as error:
                 self._warn(str(error))
-        return self._family is not None
+        return bool(self._family)
 
     def _load(self, past: PooledCache, hashes: bytes) -> None:
         pages = len(hashes) // CHAIN_BYTES
@@ -223,8 +221,10 @@ class ForebayCache:
                     if hit.status != Status.MISS:
                         self._warn(f"lookup: {hit.status.name}")
                     return
-                tensors = [group.allocate(hit.pages - group.first_page(hit.pages))
-                           for group in self._groups]
+                tensors = [
+                    group.allocate(hit.pages - group.first_page(hit.pages))
+                    for group in self._groups
+                ]
                 pages = min(
                     self._read(hit, index, tensors[index]) for index in range(len(self._groups))
                 )
@@ -242,9 +242,7 @@ class ForebayCache:
         first = self._groups[index].first_page(hit.pages)
         count = hit.pages - first
         blocks = [-1] * first + list(range(count))
-        statuses = hit.get(
-            index, _views(tensors), blocks, PAGE_TOKENS, pages=(first, count)
-        )
+        statuses = hit.get(index, _views(tensors), blocks, PAGE_TOKENS, pages=(first, count))
         good = next((at for at, status in enumerate(statuses) if status != Status.OK), count)
         if good < count:
             self._warn(f"get: {Status(statuses[good]).name}")
@@ -447,8 +445,8 @@ def _check_model(model: PreTrainedModel, is_named: bool) -> None:
 
 def _rope_types(parameters: dict[str, Any]) -> list[str]:
     """Of parameters for all layers, or for each type of layers."""
-    nested = [kind for p in parameters.values() if isinstance(p, dict) for kind in _rope_types(p)]
-    return nested + [parameters["rope_type"]] if "rope_type" in parameters else nested
+    each = [parameters, *parameters.values()]
+    return [p["rope_type"] for p in each if isinstance(p, dict) and "rope_type" in p]
 
 
 def _groups_of(model: PreTrainedModel) -> list[_Group]:
@@ -466,8 +464,11 @@ def _groups_of(model: PreTrainedModel) -> list[_Group]:
                 "pooled"
             )
     with torch.no_grad():
-        model(torch.zeros(1, 1, dtype=torch.long, device=model.device), past_key_values=past,
-              use_cache=True)
+        model(
+            torch.zeros(1, 1, dtype=torch.long, device=model.device),
+            past_key_values=past,
+            use_cache=True,
+        )
     kinds: dict[tuple[Any, ...], list[int]] = {}
     for index, layer in enumerate(past.layers):
         if not layer.is_initialized or layer.keys.shape[-2] != 1 or layer.values.shape[-2] != 1:
