@@ -176,6 +176,7 @@ void fb_client_die(struct fb_node *node, struct fb_client *client)
     for (uint32_t i = 0; i < client->space_count; i++) {
         node->spaces[client->spaces[i]]->users--;
     }
+    node->edges.unwatch(node->edges.context, client->pidfd);
     close(client->pidfd);
     client->pidfd = -1; /* the reactor may hold an event of it: on_exit_ready then sees nothing */
     fb_metrics_add(node->metrics, FB_METRIC_CLIENTS_DIED, 1);

@@ -28,8 +28,10 @@ struct fb_node_edges {
     void *context;
     /* Run a job elsewhere and its mail later on this thread. */
     void (*submit)(void *context, struct fb_job *job);
-    /* Poll fd for reading and call source->ready. The fd leaves by being closed. */
+    /* Poll fd for reading and call source->ready, until unwatch. That comes before fd is closed:
+     * a process that has sent fd, or was sent it, keeps what it stands for open. */
     enum fb_status (*watch)(void *context, int fd, struct fb_source *source);
+    void (*unwatch)(void *context, int fd);
     /* Tests: wear decorators around the tier; NULL for none. Takes and returns a tier. */
     struct fb_tier *(*wrap_tier)(void *context, struct fb_tier *tier);
 };

@@ -67,6 +67,13 @@ static enum fb_status watch(void *context, int fd, struct fb_source *source)
     return epoll_ctl(r->epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0 ? FB_OK : FB_EIO;
 }
 
+static void unwatch(void *context, int fd)
+{
+    struct fb_reactor *r = context;
+
+    epoll_ctl(r->epoll_fd, EPOLL_CTL_DEL, fd, NULL);
+}
+
 static struct fb_tier *wrap(void *context, struct fb_tier *tier)
 {
     struct fb_reactor *r = context;
@@ -116,7 +123,7 @@ enum fb_status fb_reactor_create(const struct fb_reactor_options *options,
 {
     struct fb_reactor *r = calloc(1, sizeof(*r));
     struct fb_node_edges edges = {
-        .context = r, .submit = submit, .watch = watch, .wrap_tier = wrap};
+        .context = r, .submit = submit, .watch = watch, .unwatch = unwatch, .wrap_tier = wrap};
     enum fb_status status = FB_ENOMEM;
 
     if (!r) {

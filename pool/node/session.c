@@ -109,6 +109,7 @@ static void close_session(struct fb_node *node, struct fb_session *session)
     }
     fb_op_cancel(node, &session->op);
     fb_client_leave(node, session);
+    node->edges.unwatch(node->edges.context, fb_channel_fd(session->channel));
     fb_channel_destroy(session->channel);
     session->channel = NULL;
     session->source.ready = on_closed;

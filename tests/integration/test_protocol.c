@@ -132,6 +132,25 @@ static struct raw *raw_open(const char *socket, uint8_t id)
     return r;
 }
 
+/* What a process keeps open stays in an epoll set though the daemon has closed its own. */
+static void client_comes_back_with_the_same_pidfd(void **state)
+{
+    struct fb_hello_request hello = a_hello(1);
+    struct fixture *f = *state;
+    int pidfd = own_pidfd();
+
+    for (int i = 0; i < 5; i++) {
+        struct raw *r = raw_connect(f->daemon.socket);
+
+        raw_begin(r, FB_MSG_HELLO, &hello, sizeof(hello));
+        assert_int_equal(raw_call(r, &pidfd, 1), FB_OK);
+        assert_false(r->reply.hello_reply.client_existed);
+        raw_close(r);
+        usleep(50000); /* the daemon sees it go */
+    }
+    close(pidfd);
+}
+
 static uint32_t raw_space(struct raw *r, const struct fb_manifest *m, enum fb_status expected)
 {
     uint8_t encoded[FB_MANIFEST_MAX_BYTES];
@@ -594,6 +613,7 @@ int main(int argc, char **argv)
         TEST(ranges_must_be_in_the_space),
         cmocka_unit_test(tenants_see_nothing_of_each_other),
         cmocka_unit_test(tenant_stays_in_its_share),
+        TEST(client_comes_back_with_the_same_pidfd),
         TEST(noise_loses_nothing),
         TEST(client_that_does_not_read_is_cut_off),
     };

@@ -44,6 +44,12 @@ static enum fb_status watch(void *context, int fd, struct fb_source *source)
     return FB_OK;
 }
 
+static void unwatch(void *context, int fd)
+{
+    (void)context;
+    (void)fd;
+}
+
 static struct fb_tier *wrap_tier(void *context, struct fb_tier *tier)
 {
     struct rig *rig = context;
@@ -73,8 +79,11 @@ void rig_init(struct rig *rig)
 
 void rig_start(struct rig *rig)
 {
-    struct fb_node_edges edges = {
-        .context = rig, .submit = submit, .watch = watch, .wrap_tier = wrap_tier};
+    struct fb_node_edges edges = {.context = rig,
+                                  .submit = submit,
+                                  .watch = watch,
+                                  .unwatch = unwatch,
+                                  .wrap_tier = wrap_tier};
     struct fb_log log = {FB_LOG_ERROR, FB_LOG_LOGFMT, -1};
     struct fb_error error;
 

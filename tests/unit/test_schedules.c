@@ -124,6 +124,14 @@ static enum fb_status watch(void *context, int fd, struct fb_source *source)
     return FB_OK;
 }
 
+static void unwatch(void *context, int fd)
+{
+    struct world *w = context;
+
+    HOLDS(w, fd < MAX_FDS && w->sources[fd]);
+    w->sources[fd] = NULL;
+}
+
 static struct fb_tier *wrap_tier(void *context, struct fb_tier *tier)
 {
     struct world *w = context;
@@ -238,7 +246,11 @@ static void spawn(struct world *w, struct client *c)
 
 static void wake_node(struct world *w, struct client *c)
 {
-    w->sources[c->session_fd]->ready(w->sources[c->session_fd]);
+    struct fb_source *source = w->sources[c->session_fd];
+
+    if (source) { /* the node has not closed it yet */
+        source->ready(source);
+    }
 }
 
 static void send_packet(struct world *w, struct client *c, struct fb_wire_writer *p,
@@ -703,7 +715,7 @@ static void open_space(struct world *w)
 static void create_node(struct world *w)
 {
     struct fb_node_edges edges = {
-        .context = w, .submit = submit, .watch = watch, .wrap_tier = wrap_tier};
+        .context = w, .submit = submit, .watch = watch, .unwatch = unwatch, .wrap_tier = wrap_tier};
     struct fb_log log = {FB_LOG_ERROR, FB_LOG_LOGFMT, -1}; /* rejects are part of it */
     struct fb_config config;
     struct fb_error error;
