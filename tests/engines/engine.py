@@ -3,12 +3,13 @@
 usage: engine.py PLAN.json
 
 A plan has `model` (a folder), `options` (of vllm.LLM), `connector` (its extra configuration, or
-null for none) and `steps`, done one after the other:
+null for none) and `steps`, done one after the other, or "stdin": a step a line from there.
 
     {"do": "generate", "name": N, "prompts": [[ids], ...], "tokens": T}   all at once
     {"do": "forget", "pool": bool}      the local prefix cache; with pool, also what the pool has
     {"do": "ask", "name": N}            print {"ask": N} and wait for a line on standard input
     {"do": "settle"}                    wait until nothing is being stored
+    {"do": "wait", "seconds": S}
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ def make_engine(plan: dict[str, Any]) -> Any:
     }
     if plan.get("connector") is not None:
         options["kv_transfer_config"] = KVTransferConfig(
-            kv_connector="ForebayConnector",
-            kv_connector_module_path="forebay.vllm",
+            kv_connector=plan.get("class", "ForebayConnector"),
+            kv_connector_module_path=plan.get("module", "forebay.vllm"),
             kv_role="kv_both",
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=plan["connector"],
@@ -90,25 +91,46 @@ def settle(engine: Any) -> None:
     time.sleep(0.5)
 
 
+def counters(engine: Any) -> dict[str, float]:
+    """The connector's, as vLLM's metrics have them."""
+    prefix = "vllm:forebay_"
+    return {
+        metric.name.removeprefix(prefix): metric.value
+        for metric in engine.get_metrics()
+        if metric.name.startswith(prefix) and metric.value
+    }
+
+
+def do(engine: Any, step: dict[str, Any]) -> None:
+    match step["do"]:
+        case "generate":
+            generate(engine, step)
+        case "forget":
+            done = engine.reset_prefix_cache(reset_connector=step.get("pool", False))
+            say(forgot=bool(done))
+        case "ask":
+            say(ask=step["name"])
+            sys.stdin.readline()
+        case "settle":
+            settle(engine)
+        case "wait":
+            time.sleep(step["seconds"])
+
+
 def main(path: str) -> None:
     with open(path) as file:
         plan = json.load(file)
     begun = time.perf_counter()
     engine = make_engine(plan)
     say(started_s=time.perf_counter() - begun)
-    for step in plan["steps"]:
-        match step["do"]:
-            case "generate":
-                generate(engine, step)
-            case "forget":
-                done = engine.reset_prefix_cache(reset_connector=step.get("pool", False))
-                say(forgot=bool(done))
-            case "ask":
-                say(ask=step["name"])
-                sys.stdin.readline()
-            case "settle":
-                settle(engine)
-    say(done=True)
+    if plan["steps"] == "stdin":
+        for line in sys.stdin:
+            do(engine, json.loads(line))
+            say(did=True)
+    else:
+        for step in plan["steps"]:
+            do(engine, step)
+    say(done=True, counters=counters(engine))
 
 
 if __name__ == "__main__":

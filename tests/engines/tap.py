@@ -1,7 +1,8 @@
 """Watches a worker's transfers from inside (`tap` in the connector's configuration): digests of the
 engine's own pages as they are stored, and after they were loaded, into the file $FOREBAY_TAP.
 
-A digest is of 16 tokens of a layer and a section, read through the engine's tensor by strides.
+A digest is of 16 tokens of a layer, a section and a head, read through the engine's tensor by
+strides.
 """
 
 from __future__ import annotations
@@ -57,9 +58,11 @@ def _digests(worker: Any, index: int, block_ids: Any, page: int, begin: int) -> 
                     if page * size + at >= begin
                 ]
             for at, tokens in parts:
-                rows = _rows(place, layer, section, ids, tokens).contiguous()
-                digest = hashlib.sha256(rows.view(torch.uint8).numpy().tobytes()).hexdigest()[:32]
-                found[f"{manifest.layers[layer]}.{section}.{at}"] = digest
+                rows = _rows(place, layer, section, ids, tokens)
+                for head in range(place.planes[1]):
+                    mine = rows[:, head].contiguous().view(torch.uint8).numpy().tobytes()
+                    name = f"{manifest.layers[layer]}.{section}.{at}.{place.planes[0] + head}"
+                    found[name] = hashlib.sha256(mine).hexdigest()[:32]
     return found
 
 
@@ -68,7 +71,6 @@ def _write(worker: Any, what: str, chain: bytes, page: int, index: int, digests:
     line = {
         "what": what,
         "page": chain[page * CHAIN_BYTES : (page + 1) * CHAIN_BYTES].hex(),
-        "planes": worker.places[index].planes,
         "space": index,
         "digests": digests,
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,14 @@ class _Layer:
     module: Any
     tensor: Any
     key: tuple[Any, ...] = field(default=())
+
+
+def fails_by_block(parts: Iterable[Part]) -> bool:
+    """Whether an engine can be told which blocks of a load failed, and use those before them. Not
+    where those before may be null: then all is computed."""
+    parts = list(parts)
+    groups = {group for part in parts for group in part.groups}
+    return len(groups) == 1 and all(part.manifest.rule == Rule.FULL for part in parts)
 
 
 def check_engine(config: Any) -> None:

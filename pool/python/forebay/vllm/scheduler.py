@@ -20,6 +20,7 @@ from vllm.logger import init_logger
 import forebay
 from forebay import Hit, Pool, Rule, Space, Status, identity
 from forebay._native import CHAIN_BYTES
+from forebay.vllm.family import fails_by_block
 from forebay.vllm.keys import Adapters, RequestChain, Unpoolable
 from forebay.vllm.messages import Era, Handshake, Load, Pages, StepMeta, Store, WorkerMeta
 from forebay.vllm.settings import Settings
@@ -71,7 +72,6 @@ class Scheduler:
         self.parts: tuple[Any, ...] = ()
         self.family: list[Space] = []
         self.exact = False  #: the last token of a prompt can be computed again after a full hit
-        self.fails_by_request = False
         self.era: Era | None = None
         self.generation = 0
         self.block_pool: Any = None
@@ -82,8 +82,15 @@ class Scheduler:
         self.step = _Step()
         self.identity: str | None = settings.model
         self.pool: Pool | None = None
+        if getattr(config.kv_transfer_config, "kv_load_failure_policy", "") != "recompute":
+            logger.warning(
+                'Forebay: set "kv_load_failure_policy": "recompute"; without it vLLM fails the '
+                "requests whose blocks could not be loaded"
+            )
         try:
             self.pool = Pool(settings.socket, connect=0.2)
+            if not self.pool.info()["connected"]:
+                logger.warning("Forebay: no daemon answers; everything is computed until one does")
         except forebay.ForebayError as error:
             logger.warning("Forebay: no pool: %s", error)
         if self.identity is None:
@@ -113,20 +120,21 @@ class Scheduler:
         refusals = {worker.refusal for worker in workers if worker.refusal}
         if len({worker.parts for worker in workers}) > 1:
             refusals.add("the ranks found different arrangements")
+        if self.block_pool is None:
+            refusals.add("this vLLM does not let a connector keep blocks from reuse")
         if refusals:
             logger.warning("Forebay: this engine is not pooled: %s", "; ".join(sorted(refusals)))
             return
         parts = workers[0].parts
-        groups = {group for part in parts for group in part.groups}
-        if len(groups) > 1 and not workers[0].fails_by_request:
+        if not fails_by_block(parts) and not workers[0].fails_by_request:
             logger.warning(
-                "Forebay: this engine is not pooled: its models with several cache groups need "
-                "a vLLM that takes failed loads by request (0.32 or later)"
+                "Forebay: this engine is not pooled: a model of windows, recurrent layers or "
+                "several cache groups needs a vLLM that takes failed loads by request (0.32 or "
+                "later)"
             )
             return
         self.parts = parts
         self.exact = all(part.manifest.rule == Rule.FULL for part in parts)
-        self.fails_by_request = workers[0].fails_by_request
 
     def _ready(self) -> bool:
         """Open the spaces of this era, once everything about them is known."""

@@ -46,13 +46,13 @@ class Worker:
         self.pool: Pool | None = None
         self.spaces: dict[Era, list[Space]] = {}
         self.era: Era | None = None  #: of the last step
+        self.bad_blocks: set[int] = set()  #: of loads that failed, to be told
         self.jobs: dict[str, queue.SimpleQueue[Any]] = {}
         self.threads: list[threading.Thread] = []
+        self.opening = threading.Lock()
         self.lock = threading.Lock()
         # Under the lock: results that the engine's thread has not taken yet.
-        self.loaded: set[str] = set()
-        self.failed: set[str] = set()
-        self.bad_blocks: set[int] = set()
+        self.loaded: list[tuple[Load, int]] = []
         self.stored: list[int] = []
         self.storing: dict[str, int] = {}  #: stores of a request that are not done
         self.held: set[str] = set()
@@ -100,7 +100,7 @@ class Worker:
             except Exception:  # a job that fails must not end the thread
                 logger.exception("Forebay: a transfer failed")
                 if isinstance(job[0], Load):
-                    self._report_load(job[0], 0)
+                    self._end_load(job[0], 0)
 
     # --- the engine's thread ---
 
@@ -123,13 +123,26 @@ class Worker:
         with self.lock:
             sent = {r for r in self.held if r not in self.storing}
             self.held -= sent
-            loaded, self.loaded = self.loaded, set()
-            failed, self.failed = self.failed, set()
-        return sent, loaded, failed
+            loaded, self.loaded = self.loaded, []
+        # Judged now, since the weights may have changed after a load had ended.
+        failed = {load.request_id for load, good in loaded if not self._arrived(load, good)}
+        return sent, {load.request_id for load, _ in loaded}, failed
+
+    def _arrived(self, load: Load, good: int) -> bool:
+        """Whether a load is of use as a whole; else its blocks are told, where that is possible."""
+        if load.era != self.era:
+            good = 0
+        if good == len(load.chain) // CHAIN_BYTES * self._page_tokens():
+            return True
+        if not family.fails_by_block(place.part for place in self.places):
+            return False
+        part = self.places[0].part
+        first = max(good, load.local_tokens) // part.block_tokens
+        self.bad_blocks |= set(load.block_ids[part.groups[0]][first:]) - {0}
+        return True
 
     def take_bad_blocks(self) -> set[int]:
-        with self.lock:
-            bad, self.bad_blocks = self.bad_blocks, set()
+        bad, self.bad_blocks = self.bad_blocks, set()
         return bad
 
     def take_meta(self) -> WorkerMeta | None:
@@ -139,13 +152,21 @@ class Worker:
 
     # --- transfers ---
 
+    def _end_load(self, load: Load, good: int) -> None:
+        """good  tokens of the hit that arrived in every space"""
+        with self.lock:
+            self.loaded.append((load, good))
+
     def _family(self, era: Era) -> list[Space]:
         """Spaces of an era; opened once."""
-        if era not in self.spaces:
-            if self.pool is None:
-                self.pool = Pool(self.settings.socket, connect=0.2)
-            self.spaces[era] = [self.pool.space(manifest(place.part, era)) for place in self.places]
-        return self.spaces[era]
+        with self.opening:
+            if era not in self.spaces:
+                if self.pool is None:
+                    self.pool = Pool(self.settings.socket, connect=0.2)
+                self.spaces[era] = [
+                    self.pool.space(manifest(place.part, era)) for place in self.places
+                ]
+            return self.spaces[era]
 
     def _load(self, load: Load, begun: float) -> None:
         spaces = self._family(load.era)
@@ -163,7 +184,7 @@ class Worker:
             self.stats.add("load_seconds", time.monotonic() - begun)
         else:
             self.stats.add("loads_failed", 1)
-        self._report_load(load, good)
+        self._end_load(load, good)
 
     def _load_space(self, load: Load, hit: forebay.Hit, index: int, total: int) -> int:
         """Returns up to which token the space is right."""
@@ -203,22 +224,6 @@ class Worker:
             there = [i for i, block in enumerate(block_ids[group]) if block != 0]
             firsts.append(there[0] if there else len(block_ids[group]))
         return max(firsts) * place.part.block_tokens
-
-    def _report_load(self, load: Load, good: int) -> None:
-        """good  tokens of the hit that arrived in every space"""
-        total = len(load.chain) // CHAIN_BYTES * self._page_tokens()
-        whole = good == total and load.era == self.era
-        groups = {group for place in self.places for group in place.part.groups}
-        with self.lock:
-            self.loaded.add(load.request_id)
-            if whole:
-                return
-            if len(groups) > 1:
-                self.failed.add(load.request_id)
-                return
-            size = self.places[0].part.block_tokens
-            first = max(good if load.era == self.era else 0, load.local_tokens) // size
-            self.bad_blocks |= set(load.block_ids[groups.pop()][first:]) - {0}
 
     def _page_tokens(self) -> int:
         return self.places[0].part.manifest.page_tokens
