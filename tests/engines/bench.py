@@ -22,6 +22,8 @@ from typing import Any
 from harness import ROOT, Daemon, Engine
 
 TOKENS = 1500
+# Threads of OpenMP that wait busily leave a daemon on the same two cores no time to answer.
+PASSIVE = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
 MODELS = {"smollm2": {"block_size": 64}, "llama": {"block_size": 64}}
 SECONDS_FREE = 0.010  # that a hit may take beyond its bytes
 
@@ -63,7 +65,15 @@ def start(
     home: Path, work: Path, model: str, connector: dict[str, Any] | None, **more: Any
 ) -> Engine:
     options = {**MODELS[model], "max_num_batched_tokens": 4096, **more.pop("options", {})}
-    plan = {"model": model, "options": options, "connector": connector, "steps": "stdin", **more}
+    environment = {**PASSIVE, **more.pop("environment", {})}
+    plan = {
+        "model": model,
+        "options": options,
+        "connector": connector,
+        "steps": "stdin",
+        "environment": environment,
+        **more,
+    }
     engine = Engine(home, work, plan)
     first(engine, prompt(1))  # the first passes of an engine are slow
     first(engine, prompt(2))

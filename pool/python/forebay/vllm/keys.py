@@ -55,7 +55,7 @@ class RequestChain:
                 raise Unpoolable("the adapter's digest is not known yet")
         self.hashes = b""
         self.page_tokens = page_tokens
-        self._extra = forebay.Extra(adapter=adapter).encode()
+        self._extra = forebay.Extra(adapter=adapter).encode() if adapter else b""
         salt = getattr(request, "cache_salt", None)
         self._salt = forebay.Extra(adapter=adapter, salt=salt).encode() if salt else self._extra
 

@@ -28,6 +28,8 @@ from forebay.vllm.stats import Stats
 
 logger = init_logger("vllm.forebay")
 
+_NEVER = 1 << 62
+
 
 @dataclass
 class _Request:
@@ -43,6 +45,7 @@ class _Request:
     loading: bool = False
     block_ids: tuple[list[int], ...] = ()
     stored_pages: int = 0  #: handed to the workers, or found in the pool
+    store_at: int = 0  #: computed tokens at which there may be a page to store
     stores: int = 0  #: in flight
     finished: bool = False
 
@@ -234,6 +237,8 @@ class Scheduler:
         self, finished: Iterable[str], failed: Iterable[str], bad_blocks: Iterable[int]
     ) -> None:
         """Workers are done with loads, of which some failed: named by request, or by block."""
+        if not finished:
+            return
         bad = set(bad_blocks)
         for request_id in finished:
             state = self.requests.get(request_id)
@@ -242,7 +247,7 @@ class Scheduler:
             state.loading = state.asked = False
             if request_id in failed or bad.intersection(*state.block_ids[:1]):
                 state.failed = True
-                state.stored_pages = 0
+                state.stored_pages = state.store_at = 0
             _forget_hit(state)
             if state.finished:
                 self._drop(request_id)
@@ -258,12 +263,16 @@ class Scheduler:
         return StepMeta(self.era, step.loads, step.stores, step.held)
 
     def _note_scheduled(self, output: Any) -> None:
-        computed: dict[str, int] = {}
+        """Called in every step: what has no page to store costs a look-up and a comparison."""
+        boundaries = _boundaries(output)
+        scheduled = output.num_scheduled_tokens
         for new in output.scheduled_new_reqs:
             state = self.requests.get(new.req_id)
             if state is not None:
                 state.block_ids = tuple(list(ids) for ids in new.block_ids)
-                computed[new.req_id] = new.num_computed_tokens
+                self._note_computed(
+                    state, new.num_computed_tokens + scheduled[new.req_id], boundaries
+                )
         cached = output.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
             state = self.requests.get(request_id)
@@ -273,21 +282,25 @@ class Scheduler:
             if request_id in cached.resumed_req_ids:
                 state.block_ids = tuple(list(ids) for ids in new_ids or ())
             elif new_ids is not None:
-                for ids, more in zip(state.block_ids, new_ids):
+                for ids, more in zip(state.block_ids, new_ids, strict=True):
                     ids.extend(more)
-            computed[request_id] = cached.num_computed_tokens[i]
-        boundaries = _boundaries(output)
-        for request_id, count in output.num_scheduled_tokens.items():
-            if request_id in computed:
-                self._store_new(
-                    request_id, computed[request_id] + count, boundaries.get(request_id, [])
-                )
+            computed = cached.num_computed_tokens[i] + scheduled[request_id]
+            if computed >= state.store_at or boundaries:
+                self._note_computed(state, computed, boundaries)
+
+    def _note_computed(
+        self, state: _Request, computed: int, boundaries: dict[str, list[tuple[int, int, int]]]
+    ) -> None:
+        states = boundaries.get(state.request.request_id, [])
+        if computed >= state.store_at or states:
+            self._store_new(state, computed, states)
+        pooled = state.chain is not None and state.era is not None and self.settings.store
+        state.store_at = (state.stored_pages + 1) * self.page_tokens if pooled else _NEVER
 
     def _store_new(
-        self, request_id: str, computed: int, boundaries: list[tuple[int, int, int]]
+        self, state: _Request, computed: int, boundaries: list[tuple[int, int, int]]
     ) -> None:
         """Hand the pages that this step completes to the workers."""
-        state = self.requests[request_id]
         if state.chain is None or state.era is None or state.era != self.era:
             return
         if not self.settings.store:
@@ -310,7 +323,7 @@ class Scheduler:
             return
         store = Store(
             self.next_store,
-            request_id,
+            state.request.request_id,
             state.era,
             state.chain.hashes[: pages * CHAIN_BYTES],
             spans,
@@ -422,6 +435,7 @@ class Scheduler:
         self.generation += 1
         for state in self.requests.values():
             state.era = None  # its KV is of the old weights, or will be of both
+            state.store_at = _NEVER
             state.asked = True
             if not state.loading:
                 _forget_hit(state)
