@@ -413,7 +413,6 @@ def run_crowd(tests: Tests, home: Path) -> None:
                 f"{len(apart)} of {len(prompts)} differ, margins at most "
                 f"{max(apart, default=0):.3f} of {limit:.3f}",
             )
-        print(run.counters)
         hits = [r["cached"] for r in run["second"]]
         tests.check(f"{name}/hits", min(hits) >= 384, " ".join(map(str, hits)))
 
