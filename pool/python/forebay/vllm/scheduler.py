@@ -195,19 +195,47 @@ class Scheduler:
         pages = min(state.chain.pages, usable // self.page_tokens)
         state.asked = True
         self.stats.add("lookups", 1)
-        if pages == 0:
+        hit = self._lookup(state.chain, self._loadable(pages))
+        if hit is None:
             return
-        hit = self.pool.lookup(
-            self.family,
-            state.chain.hashes[: pages * CHAIN_BYTES],
-            timeout=self.settings.lookup_timeout,
-        )
-        if not hit and hit.status != Status.MISS:
-            self.stats.add("lookups_unanswered", 1)
+        state.hit = hit
         state.hit_tokens = hit.pages * self.page_tokens
         state.stored_pages = max(state.stored_pages, hit.pages)
-        state.hit = hit if hit else None
         self.stats.add("lookup_hit_tokens", state.hit_tokens)
+
+    def _lookup(self, chain: RequestChain, pages: int) -> Hit | None:
+        """The longest hit of at most so many pages that can be loaded."""
+        assert self.pool is not None
+        while pages > 0:
+            hit = self.pool.lookup(
+                self.family,
+                chain.hashes[: pages * CHAIN_BYTES],
+                timeout=self.settings.lookup_timeout,
+            )
+            if not hit:
+                self.stats.add("lookups_unanswered", hit.status != Status.MISS)
+                return None
+            pages = self._loadable(hit.pages)
+            if pages == hit.pages:
+                return hit
+            hit.release()  # a shorter hit needs earlier pages of a window, which this has not
+        return None
+
+    def _loadable(self, pages: int) -> int:
+        """The longest prefix of at most so many pages that fills every block it touches."""
+        while pages > 0 and not all(self._fills(part, pages) for part in self.parts):
+            pages -= 1
+        return pages
+
+    def _fills(self, part: Any, pages: int) -> bool:
+        """An engine whose blocks are larger than pages may hold more of a window than the pages
+        that cover it. It would take the rest for computed."""
+        if part.manifest.rule != Rule.WINDOW:
+            return True
+        size, window = self.page_tokens, part.manifest.window_tokens
+        first_block = max(0, pages * size - window + 1) // part.block_tokens
+        first_page = max(0, pages - -(-window // size))
+        return first_block * part.block_tokens >= first_page * size
 
     def allocated(self, request: Any, block_ids: tuple[list[int], ...], tokens: int) -> None:
         """The engine has room for `tokens` of the hit, or for the request without one."""
@@ -270,9 +298,8 @@ class Scheduler:
             state = self.requests.get(new.req_id)
             if state is not None:
                 state.block_ids = tuple(list(ids) for ids in new.block_ids)
-                self._note_computed(
-                    state, new.num_computed_tokens + scheduled[new.req_id], boundaries
-                )
+                before = new.num_computed_tokens
+                self._note_computed(state, before, scheduled[new.req_id], boundaries)
         cached = output.scheduled_cached_reqs
         for i, request_id in enumerate(cached.req_ids):
             state = self.requests.get(request_id)
@@ -284,21 +311,26 @@ class Scheduler:
             elif new_ids is not None:
                 for ids, more in zip(state.block_ids, new_ids, strict=True):
                     ids.extend(more)
-            computed = cached.num_computed_tokens[i] + scheduled[request_id]
-            if computed >= state.store_at or boundaries:
-                self._note_computed(state, computed, boundaries)
+            before, count = cached.num_computed_tokens[i], scheduled[request_id]
+            if before + count >= state.store_at or boundaries:
+                self._note_computed(state, before, count, boundaries)
 
     def _note_computed(
-        self, state: _Request, computed: int, boundaries: dict[str, list[tuple[int, int, int]]]
+        self,
+        state: _Request,
+        before: int,
+        count: int,
+        boundaries: dict[str, list[tuple[int, int, int]]],
     ) -> None:
+        """This step computes `count` tokens of a request, after `before`."""
         states = boundaries.get(state.request.request_id, [])
-        if computed >= state.store_at or states:
-            self._store_new(state, computed, states)
+        if before + count >= state.store_at or states:
+            self._store_new(state, before, count, states)
         pooled = state.chain is not None and state.era is not None and self.settings.store
         state.store_at = (state.stored_pages + 1) * self.page_tokens if pooled else _NEVER
 
     def _store_new(
-        self, state: _Request, computed: int, boundaries: list[tuple[int, int, int]]
+        self, state: _Request, before: int, count: int, boundaries: list[tuple[int, int, int]]
     ) -> None:
         """Hand the pages that this step completes to the workers."""
         if state.chain is None or state.era is None or state.era != self.era:
@@ -306,8 +338,7 @@ class Scheduler:
         if not self.settings.store:
             return
         tokens = state.request.all_token_ids
-        known = min(computed, len(tokens))
-        pages = known // self.page_tokens
+        pages = min(before + count, len(tokens)) // self.page_tokens
         if pages <= state.stored_pages and not boundaries:
             return
         state.chain.grow(tokens)
@@ -316,8 +347,9 @@ class Scheduler:
         for index, part in enumerate(self.parts):
             if part.manifest.rule == Rule.STATE:
                 spans += self._state_pages(index, part, boundaries, block_ids, pages)
-            elif pages > state.stored_pages:
-                spans += self._whole_pages(index, part, block_ids, state.stored_pages, pages)
+            else:
+                first = max(state.stored_pages, self._first_page(part, before))
+                spans += self._whole_pages(index, part, block_ids, first, pages)
         state.stored_pages = max(pages, state.stored_pages)
         if not spans:
             return
@@ -332,6 +364,15 @@ class Scheduler:
         self.next_store += 1
         self.step.stores.append(store)
         self._keep(store, state)
+
+    def _first_page(self, part: Any, computed: int) -> int:
+        """The first page whose blocks the engine still holds when so many tokens are computed:
+        those that lie behind a window before the next token may be another request's by now."""
+        if part.manifest.rule != Rule.WINDOW:
+            return 0
+        behind = max(0, computed - part.manifest.window_tokens + 1)
+        begin = behind // part.block_tokens * part.block_tokens
+        return -(-begin // self.page_tokens)
 
     def _whole_pages(
         self, index: int, part: Any, block_ids: tuple[list[int], ...], first: int, end: int
