@@ -78,7 +78,26 @@ def _write(worker: Any, what: str, chain: bytes, page: int, index: int, digests:
         out.write(json.dumps(line) + "\n")
 
 
+def _planted(worker: Any, store: Any, span: Any) -> torch.Tensor | None:
+    """With $FOREBAY_PLANT, what of the engine's cache is wrong while page 1 is stored."""
+    if not os.environ.get("FOREBAY_PLANT") or not span.first <= 1 < span.first + span.count:
+        return None
+    place = worker.places[span.space]
+    ids = _ids(place, store.block_ids)[0]
+    block = ids[place.part.manifest.page_tokens // place.block_tokens]
+    return place.cache._owners[0][block]
+
+
+def storing(worker: Any, store: Any, span: Any) -> None:
+    planted = _planted(worker, store, span)
+    if planted is not None:
+        planted.neg_()
+
+
 def stored(worker: Any, store: Any, span: Any, put: Any) -> None:
+    planted = _planted(worker, store, span)
+    if planted is not None:
+        planted.neg_()
     for page in range(span.first, span.first + span.count):
         if put.statuses[page - span.first] == 0:
             digests = _digests(worker, span.space, store.block_ids, page, 0)

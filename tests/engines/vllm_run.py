@@ -253,6 +253,41 @@ def judge_pages(tests: Tests, name: str, work: Path) -> None:
     )
 
 
+# --- whether the tests see a fault ---
+
+
+def run_planted(tests: Tests, home: Path) -> None:
+    """A page whose bytes are wrong when they are stored, with sums that match them, must show: in
+    the pages after the load, and in the answer."""
+    name, p = "planted", prompt(300, seed=8)
+    with pool(name, tests) as (daemon, work):
+        plan = {"model": "llama", "options": {"block_size": 64}}
+        runs = []
+        for at, least, plant in (("stored", 1 << 30, "1"), ("loaded", 1, "")):
+            steps = [*one_by_one("said", [p, p] if plant else [p]), {"do": "settle"}]
+            runs.append(
+                Run(
+                    home,
+                    work,
+                    {
+                        **plan,
+                        "connector": settings(daemon, min_prefix_tokens=least),
+                        "environment": {"FOREBAY_PLANT": plant},
+                        "steps": steps,
+                    },
+                    tap=work / at,
+                )
+            )
+        local, hit = runs[0]["said"][1], runs[1]["said"][0]
+        equal, total = compare_taps(work / "stored", work / "loaded")
+        tests.check(f"{name}/page_is_seen", equal == total - 1, f"{equal} of {total} are equal")
+        tests.check(
+            f"{name}/answer_is_seen",
+            hit["cached"] == local["cached"] == 256 and not same(hit, local),
+            f"{hit['cached']} and {local['cached']} cached",
+        )
+
+
 # --- what was decoded ---
 
 
@@ -490,6 +525,7 @@ def main() -> int:
         cases[f"decoded_{model}"] = lambda model=model: run_decoded(  # type: ignore[misc]
             tests, home, model
         )
+    cases["planted"] = lambda: run_planted(tests, home)
     cases["faults"] = lambda: run_faults(tests, home)
     cases["no_daemon"] = lambda: run_without_daemon(tests, home)
     cases["crowd"] = lambda: run_crowd(tests, home)

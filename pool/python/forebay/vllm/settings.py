@@ -29,7 +29,7 @@ class Settings:
     load_timeout: float | None = None  #: seconds; None: the library's, by bytes and bandwidth
     store: bool = True  #: False: read only
     report_keys: str | None = None  #: a directory for reports that `forebay why` compares
-    tap: str | None = None  #: tests: a module with `loaded` and `stored`, called by the workers
+    tap: str | None = None  #: tests: a module that workers call: `storing`, `stored`, `loaded`
 
 
 def parse(extra: dict[str, Any]) -> Settings:

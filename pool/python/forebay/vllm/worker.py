@@ -255,6 +255,8 @@ class Worker:
             planes=place.planes,
         ) as put:
             if put:
+                if self.tap:
+                    self.tap.storing(self, store, span)
                 put.encode(
                     place.cache,
                     _ids(place, store.block_ids),
