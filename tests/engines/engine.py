@@ -8,6 +8,7 @@ null for none) and `steps`, done one after the other, or "stdin": a step a line 
     {"do": "generate", "name": N, "prompts": [[ids], ...], "tokens": T}   all at once
     {"do": "forget", "pool": bool}      the local prefix cache; with pool, also what the pool has
     {"do": "ask", "name": N}            print {"ask": N} and wait for a line on standard input
+    {"do": "abort", "prompt": [ids]}    begin it, and give it up after 0, 1, 2, ... steps
     {"do": "settle"}                    wait until nothing is being stored
     {"do": "wait", "seconds": S}
 """
@@ -84,6 +85,18 @@ def generate(engine: Any, step: dict[str, Any]) -> None:
         )
 
 
+def abort(engine: Any, step: dict[str, Any]) -> None:
+    from vllm import SamplingParams
+
+    params = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, detokenize=False)
+    for steps in range(6):
+        name = f"abort-{steps}"
+        engine.llm_engine.add_request(name, {"prompt_token_ids": step["prompt"]}, params)
+        for _ in range(steps):
+            engine.llm_engine.step()
+        engine.llm_engine.abort_request([name])
+
+
 def settle(engine: Any) -> None:
     """Stores of finished requests keep the engine stepping; let it."""
     while engine.llm_engine.has_unfinished_requests():
@@ -111,6 +124,8 @@ def do(engine: Any, step: dict[str, Any]) -> None:
         case "ask":
             say(ask=step["name"])
             sys.stdin.readline()
+        case "abort":
+            abort(engine, step)
         case "settle":
             settle(engine)
         case "wait":

@@ -200,6 +200,7 @@ class Run(Engine):
         super().__init__(home, work, plan, seed=seed, tap=tap)
         self.said: dict[str, list[dict[str, Any]]] = {}
         self.counters: dict[str, float] = {}
+        self.forgot: list[bool] = []  #: whether the engine's cache had no block in use
         done = False
         for result in self.results():
             if "ask" in result:
@@ -207,6 +208,8 @@ class Run(Engine):
                 self.say("")
             elif "name" in result:
                 self.said.setdefault(result["name"], []).append(result)
+            elif "forgot" in result:
+                self.forgot.append(result["forgot"])
             if "done" in result:
                 done = True
                 self.counters = result["counters"]

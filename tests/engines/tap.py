@@ -23,46 +23,45 @@ SLICE = 16
 _lock = threading.Lock()
 
 
-def _rows(place: Any, layer: int, section: int, ids: Any, tokens: range) -> torch.Tensor:
-    """[tokens, heads, channels] of a layer."""
+def _page(place: Any, layer: int, section: int, ids: Any, tokens: range) -> torch.Tensor:
+    """[heads, tokens, channels] of a layer, copied."""
     manifest = place.part.manifest
-    view = place.cache.native[layer * place.cache.sections + section]
-    owner = place.cache._owners[layer * place.cache.sections + section]
+    at = layer * place.cache.sections + section
+    view, owner = place.cache.native[at], place.cache._owners[at]
     elem = owner.element_size()
     offset = owner.storage_offset() + (view.base - owner.data_ptr()) // elem
-    blocks = owner.untyped_storage().nbytes() // elem
-    blocks = (blocks - offset) // max(view.block_stride, 1)
+    blocks = (owner.untyped_storage().nbytes() // elem - offset) // view.block_stride
     size = place.block_tokens
     shape = (blocks, size, place.planes[1], manifest.sections[section].row_elems)
     strides = (view.block_stride, view.token_stride, view.head_stride, view.channel_stride)
     whole = owner.as_strided(shape, strides, offset)
-    return torch.stack([whole[ids[t // size], t % size] for t in tokens])
+    parts, token = [], tokens.start
+    while token < tokens.stop:
+        end = min(tokens.stop, (token // size + 1) * size)
+        parts.append(whole[ids[token // size], token % size : token % size + end - token])
+        token = end
+    return torch.cat(parts).transpose(0, 1).contiguous()
 
 
 def _digests(worker: Any, index: int, block_ids: Any, page: int, begin: int) -> dict[str, str]:
-    """By layer, section and slice, of the tokens of a page from `begin` on."""
+    """By layer, section, slice and head, of the tokens of a page from `begin` on."""
     place = worker.places[index]
     manifest = place.part.manifest
     size = manifest.page_tokens
+    tokens = range(max(page * size, begin), (page + 1) * size)
+    if manifest.rule == Rule.STATE:
+        tokens = range((page + 1) * size - 1, (page + 1) * size)
     per_layer = _ids(place, block_ids)
     found = {}
     for layer in range(len(manifest.layers)):
         ids = per_layer[layer if len(per_layer) > 1 else 0]
         for section in range(len(manifest.sections)):
-            if manifest.rule == Rule.STATE:
-                parts = [(0, range((page + 1) * size - 1, (page + 1) * size))]
-            else:
-                parts = [
-                    (at, range(page * size + at, page * size + at + SLICE))
-                    for at in range(0, size, SLICE)
-                    if page * size + at >= begin
-                ]
-            for at, tokens in parts:
-                rows = _rows(place, layer, section, ids, tokens)
-                for head in range(place.planes[1]):
-                    mine = rows[:, head].contiguous().view(torch.uint8).numpy().tobytes()
-                    name = f"{manifest.layers[layer]}.{section}.{at}.{place.planes[0] + head}"
-                    found[name] = hashlib.sha256(mine).hexdigest()[:32]
+            rows = _page(place, layer, section, ids, tokens).view(torch.uint8).numpy()
+            for head in range(place.planes[1]):
+                for at in range(0, len(tokens), SLICE):
+                    name = f"{manifest.layers[layer]}.{section}.{tokens.start + at}"
+                    digest = hashlib.sha256(rows[head, at : at + SLICE].data)
+                    found[f"{name}.{place.planes[0] + head}"] = digest.hexdigest()[:32]
     return found
 
 
