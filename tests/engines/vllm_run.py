@@ -37,6 +37,7 @@ class Shape:
     more: list[int] = field(default_factory=list)  #: of --long
     step: int = 64  #: hits are multiples of it
     exact: bool = False  #: a hit may cover a whole prompt: full attention alone
+    short: bool = True  #: also without --long
 
 
 def around(*boundaries: int) -> list[int]:
@@ -53,9 +54,19 @@ SHAPES = {
         exact=True,
     ),
     "smollm2_32": Shape(
-        "smollm2", {"block_size": 32}, [223], [97, 129, 160, 161, 417, 700], exact=True
+        "smollm2",
+        {"block_size": 32},
+        [97, 129, 160, 161, 223, 417, 700],
+        exact=True,
+        short=False,
     ),
-    "llama": Shape("llama", {"block_size": 64}, [130, 449], around(64, 192, 512), exact=True),
+    "llama": Shape(
+        "llama",
+        {"block_size": 64},
+        [130, 449, *around(64, 192, 512)],
+        exact=True,
+        short=False,
+    ),
     "mistral": Shape("mistral", {"block_size": 64}, [130, 449], around(256, 320, 640)),
     "gemma3": Shape("gemma3", {"block_size": 64}, [130, 449, 700], around(256, 320, 640)),
     # Blocks that are larger than pages: a window's first block needs more than its pages.
@@ -547,6 +558,7 @@ def main() -> int:
             tests, home, name, shape, arguments.long
         )
         for name, shape in SHAPES.items()
+        if shape.short or arguments.long or name in (arguments.only or ())
     }
     for model in ("llama", "mistral", "deepseek") if arguments.long else ("llama",):
         cases[f"ranks_{model}"] = lambda model=model: run_ranks(  # type: ignore[misc]
