@@ -241,6 +241,8 @@ def judge_damage(tests: Tests, name: str, shape: Shape, first: Run, second: Run)
         all(right),
         " ".join(f"{d['prompt']}:{d['cached']}" for d in damaged),
     )
+    corrupt = second.counters.get("pages_corrupt", 0)
+    tests.check(f"{name}/damage_is_counted", corrupt > 0, f"{corrupt:.0f} pages")
     pool_hits = {p["prompt"]: p["cached"] for p in second["pool"]}
     tests.check(
         f"{name}/damaged_pages_are_stored_anew",
