@@ -20,19 +20,25 @@ class Adapters:
     """Digests of adapters, by the files in their folders. Made in the background."""
 
     def __init__(self) -> None:
-        self._known: dict[str, bytes | None] = {}
+        self._known: dict[tuple[int, str], bytes | None] = {}
+        self._replaced: set[tuple[int, str]] = set()
 
-    def digest(self, path: str) -> bytes | None:
-        """None: not known yet, or not readable."""
-        if path not in self._known:
-            self._known[path] = None
-            threading.Thread(target=self._make, args=(path,), daemon=True).start()
-        return self._known[path]
+    def digest(self, adapter: Any) -> bytes | None:
+        """None: not known yet, not readable, or loaded over another whose digest was made."""
+        key = (adapter.lora_int_id, adapter.lora_path)
+        if getattr(adapter, "load_inplace", False):
+            self._replaced.add(key)
+        if key in self._replaced:
+            return None
+        if key not in self._known:
+            self._known[key] = None
+            threading.Thread(target=self._make, args=(key,), daemon=True).start()
+        return self._known[key]
 
-    def _make(self, path: str) -> None:
+    def _make(self, key: tuple[int, str]) -> None:
         try:
-            names = [os.path.join(path, name) for name in os.listdir(path)]
-            self._known[path] = identity.of_files(n for n in names if os.path.isfile(n))
+            names = [os.path.join(key[1], name) for name in os.listdir(key[1])]
+            self._known[key] = identity.of_files(n for n in names if os.path.isfile(n))
         except OSError:
             pass  # requests with this adapter are not pooled
 
@@ -50,7 +56,7 @@ class RequestChain:
             raise Unpoolable("prompt embeddings")
         adapter = None
         if request.lora_request is not None:
-            adapter = adapters.digest(request.lora_request.lora_path)
+            adapter = adapters.digest(request.lora_request)
             if adapter is None:
                 raise Unpoolable("the adapter's digest is not known yet")
         self.hashes = b""

@@ -72,6 +72,7 @@ class Scheduler:
         self.stats = stats
         self.ranks = config.parallel_config.tensor_parallel_size
         self.model_config = config.model_config
+        self.load_format = config.load_config.load_format
         self.parts: tuple[Any, ...] = ()
         self.family: list[Space] = []
         self.exact = False  #: the last token of a prompt can be computed again after a full hit
@@ -105,6 +106,10 @@ class Scheduler:
         """Read the weights, which may take a while: until then everything misses."""
         model = self.model_config
         try:
+            if self.load_format == "dummy":
+                raise ValueError("its weights are made up")
+            if model.hf_overrides:
+                raise ValueError("its configuration is overridden")
             if os.path.isdir(model.model):
                 self.identity = identity.of_folder(model.model)
             else:
@@ -379,12 +384,12 @@ class Scheduler:
     ) -> list[Pages]:
         """Pages [first, end) of a space, less those with null blocks."""
         spans: list[Pages] = []
-        size, tokens = part.block_tokens, self.page_tokens
+        size, tokens, groups = part.block_tokens, self.page_tokens, set(part.groups)
         for page in range(first, end):
             blocks = range(page * tokens // size, ((page + 1) * tokens - 1) // size + 1)
             there = all(
                 b < len(block_ids[group]) and block_ids[group][b] != 0
-                for group in set(part.groups)
+                for group in groups
                 for b in blocks
             )
             if not there:
