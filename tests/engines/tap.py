@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from forebay import Rule
+from forebay import Elem, Rule
 from forebay._native import CHAIN_BYTES
 from forebay.vllm.worker import _ids
 
@@ -25,16 +25,18 @@ _lock = threading.Lock()
 
 def _page(place: Any, layer: int, section: int, ids: Any, tokens: range) -> torch.Tensor:
     """[heads, tokens, channels] of a layer, copied."""
-    manifest = place.part.manifest
+    made_of = place.part.manifest.sections[section]
     at = layer * place.cache.sections + section
     view, owner = place.cache.native[at], place.cache._owners[at]
-    elem = owner.element_size()
-    offset = owner.storage_offset() + (view.base - owner.data_ptr()) // elem
-    blocks = (owner.untyped_storage().nbytes() // elem - offset) // view.block_stride
+    elem = 1 if made_of.elem == Elem.BYTE else owner.element_size()
+    flat = torch.empty(0, dtype={1: torch.uint8, 2: torch.int16}[elem])
+    flat.set_(owner.untyped_storage())
+    offset = (view.base - flat.data_ptr()) // elem
+    blocks = (flat.numel() - offset) // view.block_stride
     size = place.block_tokens
-    shape = (blocks, size, place.planes[1], manifest.sections[section].row_elems)
+    shape = (blocks, size, place.planes[1], made_of.row_elems)
     strides = (view.block_stride, view.token_stride, view.head_stride, view.channel_stride)
-    whole = owner.as_strided(shape, strides, offset)
+    whole = flat.as_strided(shape, strides, offset)
     parts, token = [], tokens.start
     while token < tokens.stop:
         end = min(tokens.stop, (token // size + 1) * size)
@@ -43,8 +45,12 @@ def _page(place: Any, layer: int, section: int, ids: Any, tokens: range) -> torc
     return torch.cat(parts).transpose(0, 1).contiguous()
 
 
-def _digests(worker: Any, index: int, block_ids: Any, page: int, begin: int) -> dict[str, str]:
-    """By layer, section, slice and head, of the tokens of a page from `begin` on."""
+def _digests(
+    worker: Any, index: int, block_ids: Any, page: int, begin: int, origin: int = 0
+) -> dict[str, str]:
+    """By layer, section, slice and head, of the tokens of a page from `begin` on.
+
+    origin  the token that `block_ids` begin with"""
     place = worker.places[index]
     manifest = place.part.manifest
     size = manifest.page_tokens
@@ -52,11 +58,12 @@ def _digests(worker: Any, index: int, block_ids: Any, page: int, begin: int) -> 
     if manifest.rule == Rule.STATE:
         tokens = range((page + 1) * size - 1, (page + 1) * size)
     per_layer = _ids(place, block_ids)
+    there = range(tokens.start - origin, tokens.stop - origin)
     found = {}
     for layer in range(len(manifest.layers)):
         ids = per_layer[layer if len(per_layer) > 1 else 0]
         for section in range(len(manifest.sections)):
-            rows = _page(place, layer, section, ids, tokens).view(torch.uint8).numpy()
+            rows = _page(place, layer, section, ids, there).view(torch.uint8).numpy()
             for head in range(place.planes[1]):
                 for at in range(0, len(tokens), SLICE):
                     name = f"{manifest.layers[layer]}.{section}.{tokens.start + at}"
@@ -65,42 +72,45 @@ def _digests(worker: Any, index: int, block_ids: Any, page: int, begin: int) -> 
     return found
 
 
-def _write(worker: Any, what: str, chain: bytes, page: int, index: int, digests: Any) -> None:
+def _write(what: str, page: bytes, index: int, digests: Any) -> None:
     path = os.environ["FOREBAY_TAP"]
-    line = {
-        "what": what,
-        "page": chain[page * CHAIN_BYTES : (page + 1) * CHAIN_BYTES].hex(),
-        "space": index,
-        "digests": digests,
-    }
+    line = {"what": what, "page": page.hex(), "space": index, "digests": digests}
     with _lock, open(path, "a") as out:
         out.write(json.dumps(line) + "\n")
 
 
-def _planted(worker: Any, store: Any, span: Any) -> torch.Tensor | None:
+def _hash(chain: bytes, page: int) -> bytes:
+    return chain[page * CHAIN_BYTES : (page + 1) * CHAIN_BYTES]
+
+
+def _planted(worker: Any, span: Any) -> torch.Tensor | None:
     """With $FOREBAY_PLANT, what of the engine's cache is wrong while page 1 is stored."""
-    if not os.environ.get("FOREBAY_PLANT") or not span.first <= 1 < span.first + span.count:
+    pages = len(span.chain) // CHAIN_BYTES
+    if not os.environ.get("FOREBAY_PLANT") or not span.position <= 1 < span.position + pages:
         return None
     place = worker.places[span.space]
-    ids = _ids(place, store.block_ids)[0]
-    block = ids[place.part.manifest.page_tokens // place.block_tokens]
+    token = span.first_token + (1 - span.position) * place.part.manifest.page_tokens
+    block = _ids(place, span.block_ids)[0][token // place.block_tokens]
     return place.cache._owners[0][block]
 
 
-def storing(worker: Any, store: Any, span: Any) -> None:
-    planted = _planted(worker, store, span)
+def storing(worker: Any, span: Any) -> None:
+    planted = _planted(worker, span)
     if planted is not None:
         planted.neg_()
 
 
-def stored(worker: Any, store: Any, span: Any, put: Any) -> None:
-    planted = _planted(worker, store, span)
+def stored(worker: Any, span: Any, put: Any) -> None:
+    planted = _planted(worker, span)
     if planted is not None:
         planted.neg_()
-    for page in range(span.first, span.first + span.count):
-        if put.statuses[page - span.first] == 0:
-            digests = _digests(worker, span.space, store.block_ids, page, 0)
-            _write(worker, "stored", store.chain, page, span.space, digests)
+    size = worker.places[span.space].part.manifest.page_tokens
+    origin = span.position * size - span.first_token
+    for at, status in enumerate(put.statuses):
+        if status == 0:
+            page = span.position + at
+            digests = _digests(worker, span.space, span.block_ids, page, 0, origin)
+            _write("stored", _hash(span.chain, at), span.space, digests)
 
 
 def loaded(worker: Any, load: Any, whole: bool) -> None:
@@ -116,4 +126,4 @@ def loaded(worker: Any, load: Any, whole: bool) -> None:
             begin = pages * size - size
         for page in range(begin // size, pages):
             digests = _digests(worker, index, load.block_ids, page, begin)
-            _write(worker, "loaded", load.chain, page, index, digests)
+            _write("loaded", _hash(load.chain, page), index, digests)

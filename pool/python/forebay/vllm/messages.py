@@ -17,9 +17,9 @@ from forebay.vllm.family import Part
 class Era:
     """As long as the weights are what they are. Blocks of one era are not found in another."""
 
-    model: str  #: identity
-    generation: int = 0  #: 0: as loaded, shared with others; else private to this engine
-    private_id: bytes | None = None
+    model: str  #: identity; may be empty in a private era
+    generation: int = 0  #: of the weights in this engine; 0: as loaded
+    private_id: bytes | None = None  #: [16] None: shared with other engines
 
 
 @dataclass
@@ -28,6 +28,7 @@ class Handshake(KVConnectorHandshakeMetadata):
 
     parts: tuple[Part, ...] = ()
     refusal: str | None = None
+    private: str | None = None  #: why the KV is of use to this engine alone
     fails_by_request: bool = False  #: the engine takes failed loads of several cache groups
 
 
@@ -43,11 +44,14 @@ class Load:
 
 @dataclass
 class Pages:
-    """Consecutive pages of one space."""
+    """Consecutive pages of one space, and the engine's blocks that have them."""
 
     space: int  #: in the family
-    first: int
-    count: int
+    position: int  #: of the first page in its chain
+    chain: bytes  #: [pages * 32]
+    parent: bytes | None  #: [32] hash of the page before
+    first_token: int  #: of the first page, counted in `block_ids`
+    block_ids: dict[int, list[int]]  #: of each cache group of the space
 
 
 @dataclass
@@ -55,9 +59,7 @@ class Store:
     id: int
     request_id: str
     era: Era
-    chain: bytes  #: [pages * 32] of the request, from its first page on
-    pages: list[Pages]
-    block_ids: tuple[list[int], ...]  #: of each cache group, from the request's first block on
+    spans: list[Pages]
 
 
 @dataclass
@@ -68,6 +70,7 @@ class StepMeta(KVConnectorMetadata):
     loads: list[Load] = field(default_factory=list)
     stores: list[Store] = field(default_factory=list)
     held: set[str] = field(default_factory=set)  #: finished; blocks are kept for their stores
+    idle: bool = False  #: the step computes nothing
 
 
 @dataclass

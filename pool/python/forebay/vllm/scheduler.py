@@ -29,6 +29,8 @@ from forebay.vllm.stats import Stats
 logger = init_logger("vllm.forebay")
 
 _NEVER = 1 << 62
+#: An answer takes less than this where the daemon is not busy; sleeping costs as much again.
+SPIN_SECONDS = 100e-6
 
 
 @dataclass
@@ -91,14 +93,17 @@ class Scheduler:
                 'Forebay: set "kv_load_failure_policy": "recompute"; without it vLLM fails the '
                 "requests whose blocks could not be loaded"
             )
-        try:
-            self.pool = Pool(settings.socket, connect=0.2)
-            if not self.pool.info()["connected"]:
-                logger.warning("Forebay: no daemon answers; everything is computed until one does")
-        except forebay.ForebayError as error:
-            logger.warning("Forebay: no pool: %s", error)
+        self._connect(0.2)
+        if self.pool is not None and not self.pool.info()["connected"]:
+            logger.warning("Forebay: no daemon answers; everything is computed until one does")
         if self.identity is None:
             threading.Thread(target=self._identify, daemon=True).start()
+
+    def _connect(self, seconds: float | None) -> None:
+        try:
+            self.pool = Pool(self.settings.socket, connect=seconds, spin=SPIN_SECONDS)
+        except forebay.ForebayError as error:
+            logger.warning("Forebay: no pool: %s", error)
 
     # --- what can be pooled ---
 
@@ -118,10 +123,11 @@ class Scheduler:
                     raise ValueError("its revision is not known")
                 self.identity = identity.of_repository(model.model, commit)
         except (OSError, ValueError) as error:
-            logger.warning(
-                "Forebay: blocks stay private to this engine: %s: %s", model.model, error
-            )
-            self.identity = "private:" + os.urandom(16).hex()
+            self._warn_private(f"{model.model}: {error}")
+            self.identity = ""
+
+    def _warn_private(self, why: str) -> None:
+        logger.warning("Forebay: blocks stay private to this engine: %s", why)
 
     def handshake(self, workers: Iterable[Handshake]) -> None:
         workers = list(workers)
@@ -133,7 +139,7 @@ class Scheduler:
         if refusals:
             logger.warning("Forebay: this engine is not pooled: %s", "; ".join(sorted(refusals)))
             return
-        parts = workers[0].parts
+        parts, private = workers[0].parts, workers[0].private
         if not fails_by_block(parts) and not workers[0].fails_by_request:
             logger.warning(
                 "Forebay: this engine is not pooled: a model of windows, recurrent layers or "
@@ -141,6 +147,9 @@ class Scheduler:
                 "later)"
             )
             return
+        if private:
+            self._warn_private(private)
+            self.era = Era("", private_id=os.urandom(16))
         self.parts = parts
         self.exact = all(part.manifest.rule == Rule.FULL for part in parts)
 
@@ -150,7 +159,8 @@ class Scheduler:
             return True
         if not self.parts or self.identity is None or self.pool is None:
             return False
-        self.era = self.era or Era(self.identity)
+        if self.era is None:
+            self.era = Era(self.identity, private_id=None if self.identity else os.urandom(16))
         try:
             self.family = [self.pool.space(manifest(part, self.era)) for part in self.parts]
         except (forebay.ForebayError, ValueError) as error:
@@ -251,7 +261,7 @@ class Scheduler:
             pages = state.hit_tokens // self.page_tokens
             assert state.chain is not None and state.era is not None
             state.loading = True
-            state.block_ids = tuple(list(ids) for ids in block_ids)
+            state.block_ids = block_ids
             self.step.loads.append(
                 Load(
                     request.request_id,
@@ -259,7 +269,7 @@ class Scheduler:
                     state.chain.hashes[: pages * CHAIN_BYTES],
                     state.hit.leases,
                     state.hit_tokens - tokens,
-                    tuple(list(ids) for ids in block_ids),
+                    block_ids,
                 )
             )
         else:
@@ -293,7 +303,8 @@ class Scheduler:
         for request_id in output.finished_req_ids:
             self._drop(request_id)
         step, self.step = self.step, _Step()
-        return StepMeta(self.era, step.loads, step.stores, step.held)
+        idle = output.total_num_scheduled_tokens == 0
+        return StepMeta(self.era, step.loads, step.stores, step.held, idle)
 
     def _note_scheduled(self, output: Any) -> None:
         """Called in every step: what has no page to store costs a look-up and a comparison."""
@@ -347,25 +358,17 @@ class Scheduler:
         if pages <= state.stored_pages and not boundaries:
             return
         state.chain.grow(tokens)
-        block_ids = tuple(list(ids) for ids in state.block_ids)
         spans = []
         for index, part in enumerate(self.parts):
             if part.manifest.rule == Rule.STATE:
-                spans += self._state_pages(index, part, boundaries, block_ids, pages)
+                spans += self._state_pages(index, state, boundaries, pages)
             else:
                 first = max(state.stored_pages, self._first_page(part, before))
-                spans += self._whole_pages(index, part, block_ids, first, pages)
+                spans += self._whole_pages(index, state, first, pages)
         state.stored_pages = max(pages, state.stored_pages)
         if not spans:
             return
-        store = Store(
-            self.next_store,
-            state.request.request_id,
-            state.era,
-            state.chain.hashes[: pages * CHAIN_BYTES],
-            spans,
-            block_ids,
-        )
+        store = Store(self.next_store, state.request.request_id, state.era, spans)
         self.next_store += 1
         self.step.stores.append(store)
         self._keep(store, state)
@@ -379,62 +382,68 @@ class Scheduler:
         begin = behind // part.block_tokens * part.block_tokens
         return -(-begin // self.page_tokens)
 
-    def _whole_pages(
-        self, index: int, part: Any, block_ids: tuple[list[int], ...], first: int, end: int
-    ) -> list[Pages]:
+    def _whole_pages(self, index: int, state: _Request, first: int, end: int) -> list[Pages]:
         """Pages [first, end) of a space, less those with null blocks."""
-        spans: list[Pages] = []
-        size, tokens, groups = part.block_tokens, self.page_tokens, set(part.groups)
-        for page in range(first, end):
-            blocks = range(page * tokens // size, ((page + 1) * tokens - 1) // size + 1)
-            there = all(
-                b < len(block_ids[group]) and block_ids[group][b] != 0
-                for group in groups
-                for b in blocks
+        part, spans = self.parts[index], []
+        size, tokens = part.block_tokens, self.page_tokens
+        begin = first
+        for page in range(first, end + 1):
+            whole = page < end and all(
+                b < len(state.block_ids[group]) and state.block_ids[group][b] != 0
+                for group in set(part.groups)
+                for b in range(page * tokens // size, ((page + 1) * tokens - 1) // size + 1)
             )
-            if not there:
+            if whole:
                 continue
-            if spans and spans[-1].first + spans[-1].count == page:
-                spans[-1].count += 1
-            else:
-                spans.append(Pages(index, page, 1))
+            if page > begin:
+                block = begin * tokens // size
+                blocks = slice(block, (page * tokens - 1) // size + 1)
+                ids = {group: state.block_ids[group][blocks] for group in set(part.groups)}
+                spans.append(self._span(index, state, begin, page, block, ids))
+            begin = page + 1
         return spans
 
     def _state_pages(
-        self,
-        index: int,
-        part: Any,
-        boundaries: list[tuple[int, int, int]],
-        block_ids: tuple[list[int], ...],
-        pages: int,
+        self, index: int, state: _Request, boundaries: list[tuple[int, int, int]], pages: int
     ) -> list[Pages]:
         """Pages at whose end every layer has its state; the engine names the blocks."""
-        where: dict[int, dict[int, int]] = {}
+        part = self.parts[index]
+        where: dict[int, dict[int, list[int]]] = {}
         for group, block, tokens in boundaries:
-            where.setdefault(tokens, {})[group] = block
+            where.setdefault(tokens, {})[group] = [block]
         spans = []
-        for tokens, blocks in sorted(where.items()):
+        for tokens, ids in sorted(where.items()):
             page, rest = divmod(tokens, self.page_tokens)
-            if rest or page > pages or not set(part.groups) <= set(blocks):
-                continue
-            at = (tokens - 1) // part.block_tokens
-            for group in set(part.groups):
-                ids = block_ids[group]
-                ids.extend([0] * (at + 1 - len(ids)))
-                ids[at] = blocks[group]
-            spans.append(Pages(index, page - 1, 1))
+            if not rest and page <= pages and set(part.groups) <= set(ids):
+                block = (tokens - 1) // part.block_tokens
+                spans.append(self._span(index, state, page - 1, page, block, ids))
         return spans
+
+    def _span(
+        self,
+        index: int,
+        state: _Request,
+        first: int,
+        end: int,
+        block: int,
+        block_ids: dict[int, list[int]],
+    ) -> Pages:
+        """Pages [first, end) of a space. block  the request's, that `block_ids` begin with"""
+        assert state.chain is not None
+        hashes = state.chain.hashes
+        return Pages(
+            index,
+            first,
+            hashes[first * CHAIN_BYTES : end * CHAIN_BYTES],
+            hashes[(first - 1) * CHAIN_BYTES : first * CHAIN_BYTES] if first else None,
+            first * self.page_tokens - block * self.parts[index].block_tokens,
+            block_ids,
+        )
 
     def _keep(self, store: Store, state: _Request) -> None:
         """Blocks of a store are not reused before it is done, whatever becomes of the request."""
-        wanted = set()
-        for span in store.pages:
-            part = self.parts[span.space]
-            begin = span.first * self.page_tokens // part.block_tokens
-            end = ((span.first + span.count) * self.page_tokens - 1) // part.block_tokens + 1
-            for group in set(part.groups):
-                wanted |= set(store.block_ids[group][begin:end])
-        blocks = [self.block_pool.blocks[b] for b in sorted(wanted - {0})]
+        wanted = {b for span in store.spans for ids in span.block_ids.values() for b in ids} - {0}
+        blocks = [self.block_pool.blocks[b] for b in sorted(wanted)]
         self.block_pool.touch(blocks)
         state.stores += 1
         self.flights[store.id] = _Flight(store.request_id, blocks, self.ranks)
@@ -483,16 +492,15 @@ class Scheduler:
             state.era = None  # its KV is of the old weights, or will be of both
             state.store_at = _NEVER
             state.asked = True
-            if not state.loading:
-                _forget_hit(state)
+            _forget_hit(state)  # workers that read it hold leases of their own
         self.family = []
-        if self.identity is None:
-            self.identity = "private:" + os.urandom(16).hex()
+        if self.pool is not None:  # the daemon may forget the old spaces
+            self.close()
+            self._connect(None)
+        self.identity = self.identity or ""
         self.era = Era(self.identity, self.generation, os.urandom(16))
 
     def close(self) -> None:
-        for state in self.requests.values():
-            _forget_hit(state)
         if self.pool is not None:
             self.pool.close()
             self.pool = None

@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from vllm.logger import init_logger
@@ -24,6 +25,57 @@ from forebay.vllm.settings import Settings
 from forebay.vllm.stats import Stats
 
 logger = init_logger("vllm.forebay")
+
+#: An engine that has nothing to compute steps on, and would hold the interpreter's lock against
+#: the threads that it waits for.
+IDLE_SECONDS = 0.001
+
+
+class Lane:
+    """A thread of transfers, one after the other, with a connection of its own."""
+
+    def __init__(
+        self, name: str, settings: Settings, places: list[Place], work: Callable[..., None]
+    ) -> None:
+        self.settings = settings
+        self.places = places
+        self.work = work
+        self.jobs: queue.SimpleQueue[tuple[Any, float] | None] = queue.SimpleQueue()
+        self.era: Era | None = None
+        self.pool: Pool | None = None
+        self.spaces: list[Space] = []
+        self.thread = threading.Thread(target=self._run, name=f"forebay-{name}", daemon=True)
+        self.thread.start()
+
+    def submit(self, job: Any) -> None:
+        self.jobs.put((job, time.monotonic()))
+
+    def close(self) -> None:
+        self.jobs.put(None)
+        self.thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while (job := self.jobs.get()) is not None:
+            try:
+                self.work(self, *job)
+            except Exception:  # a job that fails must not end the thread
+                logger.exception("Forebay: a transfer failed")
+        self._disconnect()
+
+    def open(self, era: Era) -> Pool:
+        """Have `spaces` be those of an era. The daemon may forget those of the one before."""
+        if self.pool is None or era != self.era:
+            self._disconnect()
+            self.pool = Pool(self.settings.socket, connect=0.2)
+            self.spaces = [self.pool.space(manifest(place.part, era)) for place in self.places]
+            self.era = era
+        return self.pool
+
+    def _disconnect(self) -> None:
+        self.era, self.spaces = None, []
+        if self.pool is not None:
+            self.pool.close()
+            self.pool = None
 
 
 class Worker:
@@ -43,15 +95,14 @@ class Worker:
         self.places: list[Place] = []
         self.refusal: str | None = None
         self.tap = importlib.import_module(settings.tap) if settings.tap else None
-        self.pool: Pool | None = None
-        self.spaces: dict[Era, list[Space]] = {}
         self.era: Era | None = None  #: of the last step
+        self.idle = False  #: the last step computes nothing
         self.bad_blocks: set[int] = set()  #: of loads that failed, to be told
-        self.jobs: dict[str, queue.SimpleQueue[Any]] = {}
-        self.threads: list[threading.Thread] = []
-        self.opening = threading.Lock()
+        self.lanes: list[Lane] = []
         self.lock = threading.Lock()
-        # Under the lock: results that the engine's thread has not taken yet.
+        self.done = threading.Condition(self.lock)
+        # Under the lock: what is under way, and results that the engine's thread has not taken yet.
+        self.loading = 0
         self.loaded: list[tuple[Load, int]] = []
         self.stored: list[int] = []
         self.storing: dict[str, int] = {}  #: stores of a request that are not done
@@ -71,43 +122,31 @@ class Worker:
             self.refusal = f"cannot describe the cache: {error}"
             return
         for name, work in (("load", self._load), ("store", self._store)):
-            jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            self.jobs[name] = jobs
-            thread = threading.Thread(
-                target=self._run, args=(jobs, work), name=f"forebay-{name}", daemon=True
-            )
-            thread.start()
-            self.threads.append(thread)
+            self.lanes.append(Lane(name, self.settings, self.places, work))
 
     def handshake(self) -> Handshake:
+        private = None
+        if getattr(self.config.cache_config, "calculate_kv_scales", False):
+            private = "its cache has scales that are found at run time"
         return Handshake(
-            tuple(place.part for place in self.places), self.refusal, self.fails_by_request
+            tuple(place.part for place in self.places),
+            self.refusal,
+            private,
+            self.fails_by_request,
         )
 
     def close(self) -> None:
-        for jobs in self.jobs.values():
-            jobs.put(None)
-        for thread in self.threads:
-            thread.join(timeout=5)
-        if self.pool is not None and not any(t.is_alive() for t in self.threads):
-            self.pool.close()
-            self.pool = None
-
-    def _run(self, jobs: queue.SimpleQueue[Any], work: Any) -> None:
-        while (job := jobs.get()) is not None:
-            try:
-                work(*job)
-            except Exception:  # a job that fails must not end the thread
-                logger.exception("Forebay: a transfer failed")
-                if isinstance(job[0], Load):
-                    self._end_load(job[0], 0)
+        for lane in self.lanes:
+            lane.close()
 
     # --- the engine's thread ---
 
     def submit_loads(self, meta: StepMeta) -> None:
-        self.era = meta.era
+        self.era, self.idle = meta.era, meta.idle
+        with self.lock:
+            self.loading += len(meta.loads)
         for load in meta.loads:
-            self.jobs["load"].put((load, time.monotonic()))
+            self.lanes[0].submit(load)
 
     def submit_stores(self, meta: StepMeta) -> None:
         with self.lock:
@@ -115,12 +154,14 @@ class Worker:
             for store in meta.stores:
                 self.storing[store.request_id] = self.storing.get(store.request_id, 0) + 1
         for store in meta.stores:
-            self.jobs["store"].put((store, time.monotonic()))
+            self.lanes[1].submit(store)
 
     def take_finished(self) -> tuple[set[str], set[str], set[str]]:
         """Requests whose stores are done and that the engine keeps for that; whose loads are done;
         those of them that failed and have no failed blocks to tell by."""
         with self.lock:
+            if self.idle and (self.loading or self.storing) and not (self.loaded or self.stored):
+                self.done.wait(IDLE_SECONDS)
             sent = {r for r in self.held if r not in self.storing}
             self.held -= sent
             loaded, self.loaded = self.loaded, []
@@ -152,39 +193,25 @@ class Worker:
 
     # --- transfers ---
 
-    def _end_load(self, load: Load, good: int) -> None:
-        """good  tokens of the hit that arrived in every space"""
-        with self.lock:
-            self.loaded.append((load, good))
-
-    def _family(self, era: Era) -> list[Space]:
-        """Spaces of an era; opened once."""
-        with self.opening:
-            if era not in self.spaces:
-                if self.pool is None:
-                    self.pool = Pool(self.settings.socket, connect=0.2)
-                self.spaces[era] = [
-                    self.pool.space(manifest(place.part, era)) for place in self.places
-                ]
-            return self.spaces[era]
-
-    def _load(self, load: Load, begun: float) -> None:
-        spaces = self._family(load.era)
-        assert self.pool is not None
-        total = len(load.chain) // CHAIN_BYTES * spaces[0].page_tokens
-        good = 0
-        with self.pool.attach(spaces, load.chain, load.leases) as hit:
-            if hit.pages * spaces[0].page_tokens == total:
-                ends = [self._load_space(load, hit, index, total) for index in range(len(spaces))]
-                good = min(ends)
-            if self.tap:
-                self.tap.loaded(self, load, good == total)
-        if good == total:
-            self.stats.add("loads", 1)
-            self.stats.add("load_seconds", time.monotonic() - begun)
-        else:
-            self.stats.add("loads_failed", 1)
-        self._end_load(load, good)
+    def _load(self, lane: Lane, load: Load, begun: float) -> None:
+        good, total = 0, len(load.chain) // CHAIN_BYTES * self._page_tokens()
+        try:
+            with lane.open(load.era).attach(lane.spaces, load.chain, load.leases) as hit:
+                if hit.pages * self._page_tokens() == total:
+                    count = len(self.places)
+                    good = min(self._load_space(load, hit, index, total) for index in range(count))
+                if self.tap:
+                    self.tap.loaded(self, load, good == total)
+        finally:
+            if good == total:
+                self.stats.add("loads", 1)
+                self.stats.add("load_seconds", time.monotonic() - begun)
+            else:
+                self.stats.add("loads_failed", 1)
+            with self.lock:
+                self.loaded.append((load, good))
+                self.loading -= 1
+                self.done.notify()
 
     def _load_space(self, load: Load, hit: forebay.Hit, index: int, total: int) -> int:
         """Returns up to which token the space is right."""
@@ -228,11 +255,11 @@ class Worker:
     def _page_tokens(self) -> int:
         return self.places[0].part.manifest.page_tokens
 
-    def _store(self, store: Store, begun: float) -> None:
+    def _store(self, lane: Lane, store: Store, begun: float) -> None:
         try:
-            spaces = self._family(store.era)
-            for span in store.pages:
-                self._store_pages(store, span, spaces[span.space])
+            pool = lane.open(store.era)
+            for span in store.spans:
+                self._store_pages(pool, lane.spaces[span.space], span)
             self.stats.add("store_seconds", time.monotonic() - begun)
         finally:
             with self.lock:
@@ -242,30 +269,25 @@ class Worker:
                     self.storing[store.request_id] = left
                 else:
                     del self.storing[store.request_id]
+                self.done.notify()
 
-    def _store_pages(self, store: Store, span: Pages, space: Space) -> None:
-        assert self.pool is not None
+    def _store_pages(self, pool: Pool, space: Space, span: Pages) -> None:
         place = self.places[span.space]
-        begin, end = span.first * CHAIN_BYTES, (span.first + span.count) * CHAIN_BYTES
-        with self.pool.put(
-            space,
-            store.chain[begin:end],
-            position=span.first,
-            parent=store.chain[begin - CHAIN_BYTES : begin] if span.first else None,
-            planes=place.planes,
+        with pool.put(
+            space, span.chain, position=span.position, parent=span.parent, planes=place.planes
         ) as put:
             if put:
                 if self.tap:
-                    self.tap.storing(self, store, span)
+                    self.tap.storing(self, span)
                 put.encode(
                     place.cache,
-                    _ids(place, store.block_ids),
+                    _ids(place, span.block_ids),
                     place.block_tokens,
-                    first_token=span.first * space.page_tokens,
+                    first_token=span.first_token,
                     planes=place.planes,
                 )
                 if self.tap:
-                    self.tap.stored(self, store, span, put)
+                    self.tap.stored(self, span, put)
                 statuses = put.commit()
             else:
                 statuses = put.statuses
@@ -277,8 +299,8 @@ class Worker:
         self.stats.add("stored_bytes", done * space.source_bytes * place.planes[1] / space.planes)
 
 
-def _ids(place: Place, block_ids: tuple[list[int], ...]) -> list[array[int]]:
-    """Blocks of the kernel, for each layer; null blocks are negative."""
+def _ids(place: Place, block_ids: tuple[list[int], ...] | dict[int, list[int]]) -> list[array[int]]:
+    """Blocks of the kernel, for each layer; null blocks are negative. block_ids  by cache group"""
     made: dict[int, array[int]] = {}
     for group in place.part.groups:
         if group not in made:
