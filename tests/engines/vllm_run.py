@@ -12,6 +12,7 @@ bar engine_equal asks. DIR has `venv` and `models` (tests/engines/setup).
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import shutil
 import signal
@@ -38,6 +39,8 @@ class Shape:
     step: int = 64  #: hits are multiples of it
     exact: bool = False  #: a hit may cover a whole prompt: full attention alone
     short: bool = True  #: also without --long
+    plan: dict[str, Any] = field(default_factory=dict)  #: of the engine, besides
+    manifest: dict[str, Any] = field(default_factory=dict)  #: what its space's must say
 
 
 def around(*boundaries: int) -> list[int]:
@@ -66,6 +69,24 @@ SHAPES = {
         [130, 449, *around(64, 192, 512)],
         exact=True,
         short=False,
+    ),
+    "llama_fp8": Shape(
+        "llama_scaled",
+        {"block_size": 64, "kv_cache_dtype": "fp8_e4m3"},
+        [130, 449],
+        exact=True,
+        manifest={"scales": [0.02, 0.013, 0.03, 0.023, 0.04, 0.033, 0.05, 0.043]},
+    ),
+    # Blocks whose insides strides do not give, and that are larger than pages would be.
+    "llama_opaque": Shape(
+        "llama",
+        {"block_size": 128},
+        [130, 449],
+        around(128, 256),
+        step=128,
+        exact=True,
+        plan={"class": "OpaqueConnector", "module": "opaque"},
+        manifest={"engine_block_tokens": 128, "page_tokens": 128},
     ),
     "mistral": Shape("mistral", {"block_size": 64}, [130, 449], around(256, 320, 640)),
     "gemma3": Shape("gemma3", {"block_size": 64}, [130, 449, 700], around(256, 320, 640)),
@@ -121,7 +142,7 @@ def pool(name: str, tests: Tests) -> Iterator[tuple[Daemon, Path]]:
 def run_shape(tests: Tests, home: Path, name: str, shape: Shape, long: bool) -> None:
     prompts = [prompt(n) for n in shape.lengths + (shape.more if long else [])]
     with pool(name, tests) as (daemon, work):
-        plan = {"model": shape.model, "options": shape.options}
+        plan = {"model": shape.model, "options": shape.options, **shape.plan}
         storing = []
         for p in prompts:
             storing += one_by_one("cold", [p]) + one_by_one("local", [p])
@@ -145,7 +166,11 @@ def run_shape(tests: Tests, home: Path, name: str, shape: Shape, long: bool) -> 
         second = Run(
             home,
             work,
-            {**plan, "connector": settings(daemon), "steps": loading},
+            {
+                **plan,
+                "connector": settings(daemon, report_keys=str(work / "keys")),
+                "steps": loading,
+            },
             seed="2",
             tap=work / "loaded",
             answers=lambda ask: tests.check(f"{name}/blocks_to_damage", daemon.damage() > 0),
@@ -156,6 +181,8 @@ def run_shape(tests: Tests, home: Path, name: str, shape: Shape, long: bool) -> 
         judge_hits(tests, name, shape, references, second["pool"])
         judge_damage(tests, name, shape, first, second)
         judge_pages(tests, name, work)
+        if shape.manifest:
+            judge_manifest(tests, name, shape, work / "keys")
 
 
 def expected_hit(shape: Shape, n: int) -> int:
@@ -264,6 +291,15 @@ def judge_pages(tests: Tests, name: str, work: Path) -> None:
         total > 0 and equal == total,
         f"{equal} of {total}",
     )
+
+
+def judge_manifest(tests: Tests, name: str, shape: Shape, reports: Path) -> None:
+    report = json.loads(next(reports.iterdir()).read_text())
+    (space,) = report["spaces"]
+    said = {key: space["manifest"][key] for key in shape.manifest}
+    if "scales" in said:
+        said["scales"] = [round(scale, 6) for scale in said["scales"]]
+    tests.check(f"{name}/manifest", said == shape.manifest, str(said))
 
 
 # --- whether the tests see a fault ---

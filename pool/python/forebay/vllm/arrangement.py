@@ -8,6 +8,7 @@ scratch tells which element lives there.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -29,6 +30,19 @@ class Strides:
     channel: int
 
 
+@dataclass(frozen=True)
+class Found:
+    """Where a kernel puts the two kinds of rows that it writes, such as keys and values."""
+
+    first: Strides | None  #: None: no strides give their places
+    second: Strides | None
+    fingerprint: str  #: equal where all bytes that the kernel writes are
+
+    @property
+    def strided(self) -> bool:
+        return self.first is not None and self.second is not None
+
+
 def find(
     write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None],
     cache: torch.Tensor,
@@ -36,15 +50,14 @@ def find(
     second: tuple[int, int, int],
     dtype: torch.dtype,
     stored: torch.dtype,
-) -> tuple[Strides | None, Strides | None]:
-    """Strides of the two kinds of rows that a kernel writes, such as keys and values.
+) -> Found:
+    """Have a kernel write marked rows of both kinds, and see where they are.
 
     write          calls the kernel: rows of both kinds, then the scratch cache; token i of the
                    rows is to go to slot i
     cache          the engine's cache of one layer: [blocks, ...]
     first, second  (tokens, heads, channels) of the rows; the tokens are those of two blocks
     dtype, stored  of the rows, and of the cache's elements
-    returns        None for a kind whose places no strides give
     """
     scratch = _scratch(cache)
     flat = scratch.as_strided((_storage_elems(scratch),), (1,), 0).view(stored)
@@ -52,6 +65,7 @@ def find(
     counts = [shape[0] * shape[1] * shape[2] for shape in (first, second)]
     numbers = torch.zeros(flat.numel(), dtype=torch.int64)
     signs = torch.zeros(flat.numel(), dtype=torch.int64)
+    digest = hashlib.sha256()
     scale = 1
     while True:
         rows = [
@@ -60,13 +74,16 @@ def find(
         ]
         flat.view(torch.uint8).zero_()
         write(rows[0], -rows[1], scratch)
+        digest.update(flat.view(torch.uint8).cpu().numpy())
         found = flat.to(torch.float32).round().to(torch.int64).cpu()
         numbers += (found.abs() - 1).clamp(min=0) * scale
         signs = found.sign()
         scale *= base
         if scale >= max(counts):
             break
-    return _fit(numbers, signs > 0, first), _fit(numbers, signs < 0, second)
+    return Found(
+        _fit(numbers, signs > 0, first), _fit(numbers, signs < 0, second), digest.hexdigest()[:32]
+    )
 
 
 def _scratch(cache: torch.Tensor) -> torch.Tensor:

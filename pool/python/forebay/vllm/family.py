@@ -88,14 +88,14 @@ def find(
     """Spaces of the layers whose caches a worker was given. Refused: some cannot be pooled."""
     check_engine(config)
     layers = _layers(config, cache_config, caches)
+    if not layers:
+        raise Refused("it has no layers with a cache")
+    world = config.parallel_config.tensor_parallel_size
+    finder = _Finder(config, cache_config, settings, rank, world)
+    finder.page_tokens = _page_tokens(layers, settings.page_tokens, finder)
     kinds: dict[tuple[Any, ...], list[_Layer]] = {}
     for layer in layers:
-        kinds.setdefault(layer.key, []).append(layer)
-    if not kinds:
-        raise Refused("it has no layers with a cache")
-    page_tokens = _page_tokens(layers, settings.page_tokens)
-    world = config.parallel_config.tensor_parallel_size
-    finder = _Finder(config, cache_config, settings, page_tokens, rank, world)
+        kinds.setdefault((*layer.key, finder.strided(layer)), []).append(layer)
     return [finder.place(members) for members in kinds.values()]
 
 
@@ -139,13 +139,19 @@ def _key(name: str, layer: _Layer) -> tuple[Any, ...]:
     return (*rule, kind, spec.block_size, spec.num_kv_heads, spec.head_size, value_size, spec.dtype)
 
 
-def _page_tokens(layers: list[_Layer], wanted: int) -> int:
-    """One size for all; where there is recurrent state, one that divides its block."""
+def _page_tokens(layers: list[_Layer], wanted: int, finder: _Finder) -> int:
+    """One size for all: one that divides the blocks of recurrent state, and that the blocks divide
+    whose insides are not known."""
     page = wanted
     for layer in layers:
         if layer.key[0] == Rule.STATE:
             while layer.spec.block_size % page:
                 page //= 2
+    opaque = {finder.kernel_tokens(a) for a in layers if not finder.strided(a)}
+    page = max([page, *opaque])
+    whole = all(page % tokens == 0 for tokens in opaque)
+    if not whole or any(a.spec.block_size % page for a in layers if a.key[0] == Rule.STATE):
+        raise Refused(f"no page is of whole blocks of {sorted(opaque)} tokens, and of its state")
     return page
 
 
@@ -155,21 +161,22 @@ class _Finder:
         config: Any,
         cache_config: Any,
         settings: Settings,
-        page_tokens: int,
         rank: int,
         world: int,
     ) -> None:
         self.config = config
         self.num_blocks = cache_config.num_blocks
         self.settings = settings
-        self.page_tokens = page_tokens
+        self.page_tokens = 0  #: until it is known
         self.rank = rank
         self.world = world
-        self.found: dict[tuple[Any, ...], Any] = {}
+        self.found: dict[tuple[Any, ...], arrangement.Found] = {}
 
     def place(self, layers: list[_Layer]) -> Place:
         if layers[0].key[0] == Rule.STATE:
             return self._state(layers)
+        if not self.strided(layers[0]):
+            return self._opaque(layers)
         return self._attention(layers)
 
     # --- recurrent state ---
@@ -200,37 +207,25 @@ class _Finder:
 
     # --- attention ---
 
+    def strided(self, layer: _Layer) -> bool:
+        return layer.key[0] == Rule.STATE or self._arrangement(layer).strided
+
+    def kernel_tokens(self, layer: _Layer) -> int:
+        """Tokens of a block as the kernel has it; several may be one of the allocator's."""
+        split, rest = divmod(layer.tensor.shape[0], self.num_blocks)
+        if rest or layer.spec.block_size % split:
+            raise Refused(
+                f"a cache of {layer.tensor.shape[0]} blocks for {self.num_blocks} blocks of "
+                f"{layer.spec.block_size} tokens"
+            )
+        tokens: int = layer.spec.block_size // split
+        return tokens
+
     def _attention(self, layers: list[_Layer]) -> Place:
         spec = layers[0].spec
-        latent = type(spec).__name__ == "MLAAttentionSpec"
+        latent = _is_latent(layers[0])
         total, planes = (1, (0, 1)) if latent else self._heads(spec.num_kv_heads)
-        first, second = self._rows(layers[0], latent)
-        views, split, scales = [], 0, []
-        for layer in layers:
-            tensor = layer.tensor
-            if tensor.shape[0] % self.num_blocks or (
-                split and tensor.shape[0] != split * self.num_blocks
-            ):
-                raise Refused(f"a cache of {tensor.shape[0]} blocks for {self.num_blocks} blocks")
-            split = tensor.shape[0] // self.num_blocks
-            tokens = spec.block_size // split
-            places = self._places(layer, latent, tokens, first, second)
-            size = tensor.element_size()
-            views.append(
-                [
-                    View(
-                        tensor.data_ptr() + p.offset * size,
-                        p.block,
-                        p.token,
-                        p.head,
-                        p.channel,
-                        owner=tensor,
-                    )
-                    for p in places
-                ]
-            )
-            if tensor.element_size() == 1:
-                scales += [float(layer.module._k_scale_float), float(layer.module._v_scale_float)]
+        first, second = _rows(layers[0])
         elem = self._elem(layers[0])
         codec = CODECS[self.settings.codec] if elem in (Elem.BF16, Elem.FP16) else Codec.RAW
         manifest = self._manifest(
@@ -239,10 +234,65 @@ class _Finder:
             window_tokens=layers[0].key[1],
             sections=_sections(latent, first, second, elem, codec),
             heads=(total, total),
-            scales=tuple(scales),
+            scales=_scales(layers),
         )
-        part = Part(manifest, tuple(layer.group for layer in layers), spec.block_size)
-        return Place(part, Cache(views), planes, split, spec.block_size // split)
+        views = []
+        for layer in layers:
+            found, size = self._arrangement(layer), layer.tensor.element_size()
+            views.append(
+                [
+                    View(
+                        layer.tensor.data_ptr() + p.offset * size,
+                        p.block,
+                        p.token,
+                        p.head,
+                        p.channel,
+                        owner=layer.tensor,
+                    )
+                    for p in (found.first, found.second)
+                    if p is not None
+                ]
+            )
+        return self._paged(layers, manifest, views, planes)
+
+    def _opaque(self, layers: list[_Layer]) -> Place:
+        """Whole blocks, byte for byte, in a space of those whose kernels write the same. A rank's
+        bytes are its own, but every rank has the same latent."""
+        ranks, planes = (1, (0, 1)) if _is_latent(layers[0]) else (self.world, (self.rank, 1))
+        views, row = [], 0
+        tokens = self.kernel_tokens(layers[0])
+        for layer in layers:
+            tensor, size = layer.tensor, layer.tensor.element_size()
+            block = tensor[0]
+            last = sum((n - 1) * s for n, s in zip(block.shape, block.stride()))
+            row, rest = divmod(block.numel() * size, tokens)
+            if last + 1 != block.numel() or rest:
+                raise Refused("blocks of an unknown arrangement are not contiguous")
+            stride = tensor.stride(0) * size
+            views.append([View(tensor.data_ptr(), stride, row, 0, 1, owner=tensor)])
+        marks = {self._arrangement(layer).fingerprint for layer in layers}
+        manifest = self._manifest(
+            layers,
+            layers[0].key[0],
+            window_tokens=layers[0].key[1],
+            sections=[Section(Kind.LATENT if ranks < self.world else Kind.K, row, Elem.BYTE)],
+            heads=(ranks, ranks),
+            scales=_scales(layers),
+            arrangement=f"vllm {type(layers[0].module.impl).__name__} {_short(sorted(marks))}",
+            engine_block_tokens=tokens,
+        )
+        return self._paged(layers, manifest, views, planes)
+
+    def _paged(
+        self,
+        layers: list[_Layer],
+        manifest: Manifest,
+        views: list[list[View]],
+        planes: tuple[int, int],
+    ) -> Place:
+        size, tokens = layers[0].spec.block_size, self.kernel_tokens(layers[0])
+        part = Part(manifest, tuple(layer.group for layer in layers), size)
+        return Place(part, Cache(views), planes, size // tokens, tokens)
 
     def _heads(self, of_rank: int) -> tuple[int, tuple[int, int]]:
         """KV heads of the model, and the planes that this rank holds. Ranks beyond the number of
@@ -256,57 +306,36 @@ class _Finder:
             return of_rank, (0, of_rank)
         raise Refused(f"{of_rank} KV heads a rank, {self.world} ranks, {total} heads in the model")
 
-    def _rows(self, layer: _Layer, latent: bool) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(heads, channels) of the two kinds of rows."""
-        if latent:
-            rank = layer.module.kv_lora_rank
-            return (1, rank), (1, layer.spec.head_size - rank)
-        spec = layer.spec
-        value = getattr(spec, "head_size_v", None) or spec.head_size
-        return (spec.num_kv_heads, spec.head_size), (spec.num_kv_heads, value)
-
     def _elem(self, layer: _Layer) -> Elem:
         stored = _stored_dtype(layer)
         if stored not in _ELEMS:
             raise Refused(f"a cache of {stored}; expected 16-bit or 8-bit floats")
         return _ELEMS[stored]
 
-    def _places(
-        self,
-        layer: _Layer,
-        latent: bool,
-        tokens: int,
-        first: tuple[int, int],
-        second: tuple[int, int],
-    ) -> list[arrangement.Strides]:
-        """Where rows are, by the engine's own kernel; once for layers that are alike."""
-        tensor = layer.tensor
-        impl = layer.module.impl
+    def _arrangement(self, layer: _Layer) -> arrangement.Found:
+        """By the engine's own kernel; once for layers that are alike."""
+        tensor, module = layer.tensor, layer.module
+        first, second = _rows(layer)
         alike = (
-            type(impl),
+            type(module.impl),
             tuple(tensor.shape[1:]),
             tensor.stride(),
             tensor.dtype,
             first,
             second,
-            getattr(layer.module, "_k_scale_float", 1.0),
-            getattr(layer.module, "_v_scale_float", 1.0),
+            _scales([layer]),
         )
         if alike not in self.found:
+            tokens = 2 * self.kernel_tokens(layer)
             self.found[alike] = arrangement.find(
-                _writer(layer, latent, 2 * tokens),
+                _writer(layer, tokens),
                 tensor,
-                (2 * tokens, *first),
-                (2 * tokens, *second),
+                (tokens, *first),
+                (tokens, *second),
                 self.config.model_config.dtype,
                 _stored_dtype(layer),
             )
-        places = self.found[alike]
-        if None in places:
-            raise Refused(
-                f"{type(impl).__name__} arranges its cache in a way that strides do not give"
-            )
-        return list(places)
+        return self.found[alike]
 
     # --- manifests ---
 
@@ -341,6 +370,29 @@ class _Finder:
         )
 
 
+def _is_latent(layer: _Layer) -> bool:
+    return type(layer.spec).__name__ == "MLAAttentionSpec"
+
+
+def _rows(layer: _Layer) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(heads, channels) of the two kinds of rows."""
+    spec = layer.spec
+    if _is_latent(layer):
+        rank = layer.module.kv_lora_rank
+        return (1, rank), (1, spec.head_size - rank)
+    value = getattr(spec, "head_size_v", None) or spec.head_size
+    return (spec.num_kv_heads, spec.head_size), (spec.num_kv_heads, value)
+
+
+def _scales(layers: list[_Layer]) -> tuple[float, ...]:
+    """Static scales of caches in 8 bits."""
+    scales = []
+    for layer in layers:
+        if layer.tensor.element_size() == 1:
+            scales += [float(layer.module._k_scale_float), float(layer.module._v_scale_float)]
+    return tuple(scales)
+
+
 def _sections(
     latent: bool, first: tuple[int, int], second: tuple[int, int], elem: Elem, codec: Codec
 ) -> list[Section]:
@@ -362,11 +414,12 @@ def _stored_dtype(layer: _Layer) -> torch.dtype:
 
 
 def _writer(
-    layer: _Layer, latent: bool, tokens: int
+    layer: _Layer, tokens: int
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
     """Calls the engine's kernel for rows that are to go to slots 0, 1, ..."""
     module, device = layer.module, layer.tensor.device
     slots = torch.arange(tokens, device=device)
+    latent = _is_latent(layer)
     if not hasattr(module.impl, "do_kv_cache_update"):
         raise Refused(
             f"{type(module.impl).__name__} has no call that only writes the cache, so that its "
