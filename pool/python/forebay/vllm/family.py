@@ -64,12 +64,12 @@ class _Layer:
     key: tuple[Any, ...] = field(default=())
 
 
-def fails_by_block(parts: Iterable[Part]) -> bool:
+def fails_by_block(parts: Iterable[Part], cache_config: Any) -> bool:
     """Whether an engine can be told which blocks of a load failed, and use those before them. Not
-    where those before may be null: then all is computed."""
-    parts = list(parts)
-    groups = {group for part in parts for group in part.groups}
-    return len(groups) == 1 and all(part.manifest.rule == Rule.FULL for part in parts)
+    where those before may be null: then all is computed. An engine of several cache groups, pooled
+    or not, does not take it."""
+    full = all(part.manifest.rule == Rule.FULL for part in parts)
+    return full and len(cache_config.kv_cache_groups) == 1
 
 
 def check_engine(config: Any) -> None:
@@ -110,9 +110,10 @@ def _layers(config: Any, cache_config: Any, caches: dict[str, Any]) -> list[_Lay
             index = extract_layer_index(name)
             spec = entry.kv_cache_spec
             spec = getattr(spec, "kv_cache_specs", {name: spec})[name]
-            # Layers of a draft model come after the model's own: their KV depends on the token
-            # after a page, so that no page of them can be shared.
-            if index < own and name in caches and name in modules:
+            # Layers of a draft come after the model's own, or under a name of their own: their KV
+            # depends on the token after a page, so that no page of them can be shared.
+            draft = index >= own or name.startswith("draft_model.")
+            if not draft and name in caches and name in modules:
                 layer = _Layer(index, group, spec, modules[name], caches[name])
                 layer.key = _key(name, layer)
                 layers.append(layer)

@@ -29,7 +29,7 @@ class Handshake(KVConnectorHandshakeMetadata):
     parts: tuple[Part, ...] = ()
     refusal: str | None = None
     private: str | None = None  #: why the KV is of use to this engine alone
-    fails_by_request: bool = False  #: the engine takes failed loads of several cache groups
+    can_fail: bool = False  #: the engine can be told, one way or another, that a load failed
 
 
 @dataclass

@@ -20,7 +20,6 @@ from vllm.logger import init_logger
 import forebay
 from forebay import Hit, Pool, Rule, Space, Status, identity
 from forebay._native import CHAIN_BYTES
-from forebay.vllm.family import fails_by_block
 from forebay.vllm.keys import Adapters, RequestChain, Unpoolable
 from forebay.vllm.messages import Era, Handshake, Load, Pages, StepMeta, Store, WorkerMeta
 from forebay.vllm.settings import Settings
@@ -50,6 +49,9 @@ class _Request:
     store_at: int = 0  #: computed tokens at which there may be a page to store
     stores: int = 0  #: in flight
     finished: bool = False
+    loaded: bool = False  #: from the pool
+    drafted: int = 0  #: tokens in its last step that a draft had guessed
+    outputs: int = 0  #: before that step
 
 
 @dataclass
@@ -134,13 +136,15 @@ class Scheduler:
         refusals = {worker.refusal for worker in workers if worker.refusal}
         if len({worker.parts for worker in workers}) > 1:
             refusals.add("the ranks found different arrangements")
+        if not workers:
+            refusals.add("no worker has said how it keeps its cache")
         if self.block_pool is None:
             refusals.add("this vLLM does not let a connector keep blocks from reuse")
         if refusals:
             logger.warning("Forebay: this engine is not pooled: %s", "; ".join(sorted(refusals)))
             return
         parts, private = workers[0].parts, workers[0].private
-        if not fails_by_block(parts) and not workers[0].fails_by_request:
+        if not workers[0].can_fail:
             logger.warning(
                 "Forebay: this engine is not pooled: a model of windows, recurrent layers or "
                 "several cache groups needs a vLLM that takes failed loads by request (0.32 or "
@@ -180,7 +184,7 @@ class Scheduler:
         if not self._ready():
             return 0
         state = self._state_of(request)
-        if state.chain is None or state.failed or state.loading:
+        if state.chain is None or state.failed or state.loading or state.era != self.era:
             return 0
         if getattr(request, "skip_reading_prefix_cache", False):
             return 0
@@ -291,6 +295,8 @@ class Scheduler:
             if request_id in failed or bad.intersection(*state.block_ids[:1]):
                 state.failed = True
                 state.stored_pages = state.store_at = 0
+            else:
+                state.loaded = True
             _forget_hit(state)
             if state.finished:
                 self._drop(request_id)
@@ -317,6 +323,7 @@ class Scheduler:
                 before = new.num_computed_tokens
                 self._note_computed(state, before, scheduled[new.req_id], boundaries)
         cached = output.scheduled_cached_reqs
+        drafts = output.scheduled_spec_decode_tokens
         for i, request_id in enumerate(cached.req_ids):
             state = self.requests.get(request_id)
             if state is None:
@@ -327,9 +334,20 @@ class Scheduler:
             elif new_ids is not None:
                 for ids, more in zip(state.block_ids, new_ids, strict=True):
                     ids.extend(more)
+            if drafts and state.loaded:
+                self._note_drafts(state, len(drafts.get(request_id, ())))
             before, count = cached.num_computed_tokens[i], scheduled[request_id]
             if before + count >= state.store_at or boundaries:
                 self._note_computed(state, before, count, boundaries)
+
+    def _note_drafts(self, state: _Request, drafted: int) -> None:
+        """A hit does not fill the layers of a draft: how many of its guesses are taken after one
+        is counted. Of the step before this, the engine has the outcome now."""
+        outputs = state.request.num_output_tokens
+        taken = min(max(0, outputs - state.outputs - 1), state.drafted)
+        self.stats.add("draft_tokens_after_hits", state.drafted)
+        self.stats.add("draft_tokens_taken_after_hits", taken)
+        state.drafted, state.outputs = drafted, outputs
 
     def _note_computed(
         self,
@@ -469,6 +487,8 @@ class Scheduler:
         state = self.requests.get(request.request_id)
         if state is None:
             return False
+        if state.drafted:
+            self._note_drafts(state, 0)
         if self.settings.report_keys and state.chain is not None:
             self._report(state)
         if state.stores > 0:

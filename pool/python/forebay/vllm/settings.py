@@ -32,6 +32,15 @@ class Settings:
     tap: str | None = None  #: tests: a module that workers call: `storing`, `stored`, `loaded`
 
 
+_KINDS: dict[str, tuple[type, ...]] = {
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "int": (int,),
+    "float | None": (int, float, type(None)),
+    "bool": (bool,),
+}
+
+
 def parse(extra: dict[str, Any]) -> Settings:
     """ValueError: an unknown key or a wrong value, by name."""
     known = {f.name for f in fields(Settings)}
@@ -41,7 +50,17 @@ def parse(extra: dict[str, Any]) -> Settings:
             f"kv_connector_extra_config: {', '.join(unknown)} is not a key of ForebayConnector; "
             f"there are {', '.join(sorted(known))}"
         )
+    for f in fields(Settings):
+        value: Any = extra.get(f.name, f.default)
+        kinds = _KINDS[str(f.type)]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise ValueError(f"kv_connector_extra_config: {f.name} is {value!r}; expected {f.type}")
     settings = Settings(**extra)
+    for timeout in (settings.lookup_timeout, settings.load_timeout):
+        if timeout is not None and timeout <= 0:
+            raise ValueError(
+                f"kv_connector_extra_config: a timeout of {timeout}; expected seconds, more than 0"
+            )
     if settings.codec not in CODECS:
         raise ValueError(
             f'kv_connector_extra_config: codec "{settings.codec}"; expected one of '

@@ -26,6 +26,8 @@ COUNTERS = {
     "pages_refused": "pages for which there was no room, or no answer",
     "pages_corrupt": "pages whose bytes did not match their sums",
     "stored_bytes": "bytes of the engine's cache that were stored",
+    "draft_tokens_after_hits": "tokens guessed by a draft, in requests with a hit",
+    "draft_tokens_taken_after_hits": "those of them that the model would have said, and took",
     "store_seconds": "time of stores, from submission to commit",
 }
 

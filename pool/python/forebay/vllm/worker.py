@@ -128,12 +128,9 @@ class Worker:
         private = None
         if getattr(self.config.cache_config, "calculate_kv_scales", False):
             private = "its cache has scales that are found at run time"
-        return Handshake(
-            tuple(place.part for place in self.places),
-            self.refusal,
-            private,
-            self.fails_by_request,
-        )
+        can_fail = self.fails_by_request or self._fails_by_block()
+        parts = tuple(place.part for place in self.places)
+        return Handshake(parts, self.refusal, private, can_fail)
 
     def close(self) -> None:
         for lane in self.lanes:
@@ -175,12 +172,15 @@ class Worker:
             good = 0
         if good == len(load.chain) // CHAIN_BYTES * self._page_tokens():
             return True
-        if not family.fails_by_block(place.part for place in self.places):
+        if not self._fails_by_block():
             return False
         part = self.places[0].part
         first = max(good, load.local_tokens) // part.block_tokens
         self.bad_blocks |= set(load.block_ids[part.groups[0]][first:]) - {0}
         return True
+
+    def _fails_by_block(self) -> bool:
+        return family.fails_by_block((place.part for place in self.places), self.cache_config)
 
     def take_bad_blocks(self) -> set[int]:
         bad, self.bad_blocks = self.bad_blocks, set()
