@@ -85,6 +85,7 @@ SHAPES = {
         around(128, 256),
         step=128,
         exact=True,
+        short=False,
         plan={"class": "OpaqueConnector", "module": "opaque"},
         manifest={"engine_block_tokens": 128, "page_tokens": 128},
     ),
@@ -527,6 +528,42 @@ def run_aborts(tests: Tests, home: Path) -> None:
             tests.check(f"{name}/{model}_no_block_stays_in_use", all(run.forgot), str(run.forgot))
 
 
+def run_draft(tests: Tests, home: Path) -> None:
+    """With a draft, whose layers no hit fills: the same answers, and its guesses are counted."""
+    name, p = "draft", prompt(300, seed=5)
+    draft = {"method": "draft_model", "model": str(home / "models/smollm2")}
+    options = {"block_size": 64, "speculative_config": {**draft, "num_speculative_tokens": 3}}
+    with pool(name, tests) as (daemon, work):
+        steps = [
+            *one_by_one("local", [p, p], tokens=48),
+            *({"do": "settle"}, {"do": "forget"}),
+            *one_by_one("pool", [p], tokens=48),
+        ]
+        run = Run(
+            home,
+            work,
+            {
+                "model": "smollm2",
+                "options": options,
+                "connector": settings(daemon),
+                "steps": steps,
+            },
+        )
+        local, hit = run["local"][1], run["pool"][0]
+        tests.check(
+            f"{name}/answer_equals_that_of_a_local_hit",
+            local["cached"] == hit["cached"] == 256 and same(local, hit),
+            f"{local['cached']} and {hit['cached']} cached",
+        )
+        guessed = run.counters.get("draft_tokens_after_hits", 0)
+        taken = run.counters.get("draft_tokens_taken_after_hits", 0)
+        tests.check(
+            f"{name}/guesses_are_counted",
+            0 < taken <= min(guessed, 47),
+            f"{taken:.0f} of {guessed:.0f} taken",
+        )
+
+
 # --- crowds ---
 
 
@@ -609,6 +646,7 @@ def main() -> int:
     cases["planted"] = lambda: run_planted(tests, home)
     cases["faults"] = lambda: run_faults(tests, home)
     cases["aborts"] = lambda: run_aborts(tests, home)
+    cases["draft"] = lambda: run_draft(tests, home)
     cases["no_daemon"] = lambda: run_without_daemon(tests, home)
     cases["crowd"] = lambda: run_crowd(tests, home)
     if arguments.list:
