@@ -203,7 +203,8 @@ class Engine:
         output.finished_req_ids = {request.request_id for request in finished}
         meta = self.scheduler.build(output)
         self.worker.submit_loads(meta)
-        self.worker.submit_stores(meta)
+        if output.total_num_scheduled_tokens:  # vLLM 0.30 saves only then
+            self.worker.submit_stores(meta)
         return meta
 
     def compute(self, request, before, count, *, resumed=False, states=()):

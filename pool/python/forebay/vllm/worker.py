@@ -141,13 +141,13 @@ class Worker:
     def submit_loads(self, meta: StepMeta) -> None:
         self.era, self.idle = meta.era, meta.idle
         with self.lock:
+            self.held |= meta.held  # here: vLLM 0.30 has no stores in steps that compute nothing
             self.loading += len(meta.loads)
         for load in meta.loads:
             self.lanes[0].submit(load)
 
     def submit_stores(self, meta: StepMeta) -> None:
         with self.lock:
-            self.held |= meta.held
             for store in meta.stores:
                 self.storing[store.request_id] = self.storing.get(store.request_id, 0) + 1
         for store in meta.stores:
