@@ -1,6 +1,6 @@
 """What the pool costs an engine, and what it saves: the engine_* benchmarks of tests/bench/run.
 
-usage: bench.py --home DIR [--quick] engine_hit | engine_miss | engine_step
+usage: bench.py --home DIR [--quick] engine_hit | engine_miss | engine_step | engine_codec
 
 DIR has `venv` and `models` (tests/engines/setup). One engine and one daemon on this host's CPUs and
 shared memory: no GPU figure, no network figure. Prints JSON lines as tests/bench/run describes.
@@ -22,6 +22,7 @@ from typing import Any
 from harness import ROOT, Daemon, Engine
 
 TOKENS = 1500
+LONG_TOKENS = 4000
 # Threads of OpenMP that wait busily leave a daemon on the same two cores no time to answer.
 PASSIVE = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
 MODELS = {"smollm2": {"block_size": 64}, "llama": {"block_size": 64}}
@@ -33,7 +34,7 @@ def prompt(seed: int, length: int = TOKENS) -> list[int]:
 
 
 def line(
-    bench: str, case: str, figure: float, limit: float, unit: str, bar: float, **more: Any
+    bench: str, case: str, figure: float, limit: float, unit: str, bar: float | None, **more: Any
 ) -> None:
     print(
         json.dumps(
@@ -45,7 +46,7 @@ def line(
                 "unit": unit,
                 "ratio": round(figure / limit, 4),
                 "better": "lower",
-                "bar": bar,
+                **({} if bar is None else {"bar": bar}),
                 "threads": 2,
                 "waited": "both sleep",
                 **more,
@@ -96,18 +97,22 @@ def engine_hit(home: Path, work: Path, daemon: Daemon, quick: bool) -> None:
     for model in MODELS:
         engine = start(home, work, model, {"socket": daemon.socket, "lookup_timeout": 0.1})
         times: dict[str, list[float]] = {"miss": [], "local": [], "pool": []}
-        for i in range(3 if quick else 9):
-            ids = prompt(100 + i)
+        for i in range(4 if quick else 10):
+            ids, found = prompt(100 + i), {}
             times["miss"].append(first(engine, ids)["first_s"])
             engine.do({"do": "settle"})
-            local = first(engine, ids)
+            # By turns, since the first answer after a pause is slower. A hit in the pool leaves
+            # the prompt in the engine's own cache.
+            order = ("pool", "local") if i % 2 else ("local", "pool")
+            for source in order:
+                if source == "pool":
+                    engine.do({"do": "forget"})
+                found[source] = first(engine, ids)
+                times[source].append(found[source]["first_s"])
             engine.do({"do": "forget"})
-            pool = first(engine, ids)
-            engine.do({"do": "forget"})
+            pool, local = found["pool"], found["local"]
             if pool["cached"] != local["cached"]:
                 raise RuntimeError(f"{pool['cached']} and {local['cached']} tokens were cached")
-            times["local"].append(local["first_s"])
-            times["pool"].append(pool["first_s"])
         engine.end()
         median = {name: statistics.median(values) for name, values in times.items()}
         moved = pool["cached"] * bytes_per_token(home, model)
@@ -137,7 +142,7 @@ def engine_miss(home: Path, work: Path, daemon: Daemon, quick: bool) -> None:
     with_it = start(home, work, "smollm2", {"socket": daemon.socket, "store": True})
     without = start(home, work, "smollm2", None)
     ratios, differences = [], []
-    for i in range(12 if quick else 60):
+    for i in range(12 if quick else 44):
         ids = prompt(1000 + i)
         order = [with_it, without] if i % 2 else [without, with_it]
         seconds = {}
@@ -185,23 +190,27 @@ def engine_step(home: Path, work: Path, daemon: Daemon, quick: bool) -> None:
         options={"max_num_seqs": 16},
         **{"class": "TimedConnector"},
     )
-    for i in range(5 if quick else 20):
-        first(engine, prompt(2000 + i))
+    lengths = {TOKENS: 5 if quick else 20, LONG_TOKENS: 2 if quick else 10}
+    for tokens, count in lengths.items():
+        for i in range(count):
+            first(engine, prompt(2000 + i, tokens))
     crowd = [prompt(3000 + i, 70) for i in range(16)]
     engine.do({"do": "generate", "name": "bench", "prompts": crowd, "tokens": 60})
     engine.end()
     times = json.loads(times_path.read_text())
-    alone = times["requests"][: -len(crowd)]
-    pages = TOKENS // 64
-    line(
-        "engine_step",
-        f"request, {TOKENS} tokens",
-        statistics.median(alone) * 1e6,
-        300,
-        "us",
-        1.0,
-        pages=pages,
-    )
+    alone = times["requests"][2:]  # after the two of the engine's start
+    for tokens, count in lengths.items():
+        spent, alone = alone[:count], alone[count:]
+        pages, free = tokens // 64, TOKENS // 64
+        line(
+            "engine_step",
+            f"request, {tokens} tokens",
+            statistics.median(spent) * 1e6,
+            300 + 3 * (pages - free),
+            "us",
+            1.0,
+            pages=pages,
+        )
     full = [spent for spent, running, new in times["steps"] if running == 16 and new == 0]
     line(
         "engine_step",
@@ -214,7 +223,62 @@ def engine_step(home: Path, work: Path, daemon: Daemon, quick: bool) -> None:
     )
 
 
-BENCHES = {"engine_hit": engine_hit, "engine_miss": engine_miss, "engine_step": engine_step}
+def engine_codec(home: Path, work: Path, daemon: Daemon, quick: bool) -> None:
+    """What codecs change: the next word's distribution after 1024 tokens from the pool, and the
+    perplexity of what follows, over texts of this project. Needs numpy where the engine is."""
+    texts = sorted((ROOT / "docs").glob("*.md"))[: 2 if quick else None]
+    plan = {"options": {"block_size": 64, "max_logprobs": -1}, "steps": "stdin"}
+    for codec in ("raw", "fp8_e4m3", "int8"):
+        connector = {"socket": daemon.socket, "codec": codec, "lookup_timeout": 0.5}
+        engine = Engine(home, work, {**plan, "model": "smollm2", "connector": connector})
+        for text in texts:
+            step = {"do": "score", "name": text.name, "text": str(text), "context": 1024}
+            save = str(work / f"{codec}-{text.stem}.npz")
+            (said,) = engine.do({**step, "count": 8 if quick else 48, "save": save})
+            if min(said["cached"]) < 1023:
+                raise RuntimeError(f"{text.name}: {said['cached']} tokens were cached")
+        engine.end()
+    for codec in ("fp8_e4m3", "int8"):
+        command = [home / "venv/bin/python", "-c", DIVERGENCE, work, codec]
+        found = json.loads(subprocess.check_output(command, text=True))
+        line(
+            "engine_codec",
+            f"{codec}, perplexity after 1024 tokens from the pool",
+            found.pop("perplexity"),
+            found.pop("perplexity_raw"),
+            "words",
+            None,
+            **found,
+        )
+
+
+#: Reads what `score` saved of a codec and of raw.
+DIVERGENCE = """
+import json, pathlib, sys
+import numpy as np
+
+raw, coded = ([np.load(f) for f in sorted(pathlib.Path(sys.argv[1]).glob(f"{codec}-*.npz"))]
+              for codec in ("raw", sys.argv[2]))
+p, q = (np.concatenate([f["logprobs"] for f in files]).astype(float) for files in (raw, coded))
+next_word = np.concatenate([f["tokens"] for f in raw])
+apart = (np.exp(p) * (p - q)).sum(axis=1)
+perplexity = [float(np.exp(-x[np.arange(len(x)), next_word].mean())) for x in (p, q)]
+print(json.dumps({
+    "perplexity_raw": perplexity[0],
+    "perplexity": perplexity[1],
+    "divergence_mean": round(float(apart.mean()), 6),
+    "divergence_max": round(float(apart.max()), 6),
+    "same_first_choice": round(float((p.argmax(1) == q.argmax(1)).mean()), 4),
+    "positions": len(p),
+}))
+"""
+
+BENCHES = {
+    "engine_hit": engine_hit,
+    "engine_miss": engine_miss,
+    "engine_step": engine_step,
+    "engine_codec": engine_codec,
+}
 
 
 def main() -> int:

@@ -9,6 +9,9 @@ null for none) and `steps`, done one after the other, or "stdin": a step a line 
     {"do": "forget", "pool": bool}      the local prefix cache; with pool, also what the pool has
     {"do": "ask", "name": N}            print {"ask": N} and wait for a line on standard input
     {"do": "abort", "prompt": [ids]}    begin it, and give it up after 0, 1, 2, ... steps
+    {"do": "score", "name": N, "text": FILE, "context": C, "count": T, "save": FILE}
+                                        log probabilities of all words after the first C tokens of a
+                                        text, after C + 1, ...; T times
     {"do": "settle"}                    wait until nothing is being stored
     {"do": "wait", "seconds": S}
 """
@@ -85,6 +88,34 @@ def generate(engine: Any, step: dict[str, Any]) -> None:
         )
 
 
+def score(engine: Any, step: dict[str, Any]) -> None:
+    """Saves `logprobs`, float32 [count, words], and `tokens`, [count] that the text has there. The
+    first of them is preceded by what was stored: the context, forgotten by the engine."""
+    import numpy
+    from vllm import SamplingParams
+
+    with open(step["text"]) as file:
+        ids = engine.get_tokenizer().encode(file.read())
+    context, count = step["context"], step["count"]
+    if len(ids) < context + count:
+        raise ValueError(f"{step['text']} has {len(ids)} tokens of {context + count}")
+    one = SamplingParams(max_tokens=1, temperature=0, detokenize=False)
+    every = SamplingParams(max_tokens=1, temperature=0, detokenize=False, logprobs=-1)
+    engine.generate([{"prompt_token_ids": ids[:context]}], one, use_tqdm=False)
+    settle(engine)
+    engine.reset_prefix_cache()
+    rows, cached = [], []
+    for end in range(context, context + count):
+        (output,) = engine.generate([{"prompt_token_ids": ids[:end]}], every, use_tqdm=False)
+        (said,) = output.outputs[0].logprobs
+        row = numpy.empty(len(said), dtype=numpy.float32)
+        row[list(said)] = [each.logprob for each in said.values()]
+        rows.append(row)
+        cached.append(output.num_cached_tokens)
+    numpy.savez(step["save"], logprobs=rows, tokens=ids[context : context + count])
+    say(name=step["name"], cached=cached)
+
+
 def abort(engine: Any, step: dict[str, Any]) -> None:
     from vllm import SamplingParams
 
@@ -124,6 +155,8 @@ def do(engine: Any, step: dict[str, Any]) -> None:
         case "ask":
             say(ask=step["name"])
             sys.stdin.readline()
+        case "score":
+            score(engine, step)
         case "abort":
             abort(engine, step)
         case "settle":

@@ -139,6 +139,7 @@ class Engine:
         )
         self.copy = open(self.log.with_suffix(".out"), "w")
         self.watchdog = threading.Timer(RUN_SECONDS, self.process.kill)
+        self.watchdog.daemon = True  # a program that failed ends at once, and its engines then
         self.watchdog.start()
 
     def say(self, text: str) -> None:
