@@ -225,7 +225,7 @@ def engine_step(home: Path, work: Path, daemon: Daemon, quick: bool) -> None:
 
 def engine_codec(home: Path, work: Path, daemon: Daemon, quick: bool) -> None:
     """What codecs change: the next word's distribution after 1024 tokens from the pool, and the
-    perplexity of what follows, over texts of this project. Needs numpy where the engine is."""
+    perplexity of what follows, over texts of this project."""
     texts = sorted((ROOT / "docs").glob("*.md"))[: 2 if quick else None]
     plan = {"options": {"block_size": 64, "max_logprobs": -1}, "steps": "stdin"}
     for codec in ("raw", "fp8_e4m3", "int8"):
